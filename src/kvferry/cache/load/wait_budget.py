@@ -34,7 +34,7 @@ from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.flow import Flow
 from kvferry.cache.store.tier import Tier
 
-__all__ = ["Expected", "Running", "StoreTimes", "WaitBudget"]
+__all__ = ["NOTHING_KNOWN", "Expected", "RunningLoad", "StoreTimes", "WaitBudget"]
 
 # --- What was measured ---
 
@@ -104,6 +104,9 @@ class Expected(NamedTuple):
     all_s: float = 0.0
 
 
+NOTHING_KNOWN = Expected()
+
+
 class StoreTimes(NamedTuple):
     """What asking a store and loading from it is expected to take.
 
@@ -121,7 +124,7 @@ class StoreTimes(NamedTuple):
 
 
 @dataclass
-class Running:
+class RunningLoad:
     """A load that goes on, as far as `WaitBudget.goes_on` looks at it.
 
     Attributes:
@@ -189,7 +192,7 @@ class WaitBudget:
         return self.prefill.predict_s(self.total_tokens, tokens)
 
     def gain_s(self, tokens: int, goal: int, remaining_s: float) -> float:
-        """What waiting `remaining_s` more for `goal` tokens saves against stopping with `tokens`."""
+        """What waiting `remaining_s` for `goal` tokens saves against stopping with `tokens`."""
         if not self.prefill.known:
             return float("inf")
         return self.rest_s(tokens) - self.rest_s(goal) - remaining_s
@@ -228,7 +231,7 @@ class WaitBudget:
     # --- Chunks ---
 
     def until(
-        self, tokens: int, expected: Expected = Expected(), *, bytes_come: bool = True
+        self, tokens: int, expected: Expected = NOTHING_KNOWN, *, bytes_come: bool = True
     ) -> float:
         """The moment at which a request that holds `tokens` of its prefix stops waiting.
 
@@ -246,7 +249,7 @@ class WaitBudget:
             wait_s = max(wait_s, patient_s)
         return min(self.deadline, self.began + wait_s)
 
-    def goes_on(self, load: Running, now: float) -> bool:
+    def goes_on(self, load: RunningLoad, now: float) -> bool:
         """Whether to go on waiting for a load that runs.
 
         It goes on while one of these is so, and is cut when none is:
@@ -258,9 +261,9 @@ class WaitBudget:
         4. It is over, but the end of the load is in sight, or that of all loads of the store.
         """
         flow, left_s = load.flow, load.flow.remaining_s()
-        load.lags = self._lags(load, now)
-        expected = Expected() if load.lags else load.expected
-        bytes_come = load.lags or left_s is not None  # one that lags gets no time to begin
+        lags = not load.tier.measured and self._lags(load, now)
+        expected = NOTHING_KNOWN if lags else load.expected
+        bytes_come = lags or left_s is not None  # one that lags gets no time to begin
         until = self.until(load.held, expected, bytes_come=bytes_come)
         if left_s is None and now >= until and flow.share() and expected.all_s:
             # Bytes come, but behind those of other loads: nothing of this one is whole.
@@ -286,16 +289,15 @@ class WaitBudget:
 
     # --- The rules of `goes_on` ---
 
-    def _lags(self, load: Running, now: float) -> bool:
+    def _lags(self, load: RunningLoad, now: float) -> bool:
         """Whether a store that was never measured sends so slowly that nothing is to be hoped."""
-        if load.tier.measured:
-            return False
         alone_s, flow = self.alone_s, load.flow
         waited_s = now - flow.began - TCP_BEGINS_ROUND_TRIPS * load.tier.round_trip_s()
-        return waited_s > max(LAG_SEEN_SHARE * alone_s, LAG_FACTOR * alone_s * flow.share())
+        load.lags = waited_s > max(LAG_SEEN_SHARE * alone_s, LAG_FACTOR * alone_s * flow.share())
+        return load.lags
 
     def _comes_as_expected(
-        self, load: Running, expected: Expected, loaded_s: float, now: float
+        self, load: RunningLoad, expected: Expected, loaded_s: float, now: float
     ) -> bool:
         """Whether a load takes what it was measured to take, although little is here.
 
@@ -309,13 +311,13 @@ class WaitBudget:
         wait_s = min(patient_s, self.queued_s + self._loss_s_max)
         return now < min(self.deadline, self.began + wait_s)
 
-    def _is_quicker(self, load: Running, left_s: float, now: float) -> bool:
+    def _is_quicker(self, load: RunningLoad, left_s: float, now: float) -> bool:
         """Whether the rest comes in about the time of computing it, behind the engine's queue."""
         left_s -= max(0.0, self.began + self.queued_s - now)
         gain_s = self.gain_s(load.held, load.goal, left_s)
         return gain_s > -SPEED_DOUBT_SHARE * self.alone_s
 
-    def _is_in_sight(self, load: Running, loaded_s: float, now: float) -> bool:
+    def _is_in_sight(self, load: RunningLoad, loaded_s: float, now: float) -> bool:
         """Whether this load ends soon enough to wait for that, although the request is late now.
 
         Chunks come side by side, so what is lost by leaving is reckoned with pieces of them: most
@@ -327,7 +329,7 @@ class WaitBudget:
         return is_near and now < min(self.deadline, self.began + wait_s)
 
     def _all_are_in_sight(
-        self, load: Running, loaded_s: float, left_s: float, now: float
+        self, load: RunningLoad, loaded_s: float, left_s: float, now: float
     ) -> bool:
         """The same for all that wait together, of whom this request may be the first.
 
