@@ -17,8 +17,8 @@ from kvferry.base.credentials import Credentials
 from kvferry.base.errors import DeadlineExceeded, UnavailableError
 from kvferry.base.threads import Guarded
 from kvferry.cache import status_socket
+from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
-from kvferry.cache.cost.speeds import Speeds
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.store import awake
 from kvferry.cache.store.generations import StoreGenerations

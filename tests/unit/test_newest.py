@@ -12,9 +12,9 @@ from kvferry.cache.store import awake
 from kvferry.cache.store.newest import Newest
 from kvferry.chunks.generation import MARK_BYTES, Mark, drawn, drawn_here, named
 from kvferry.client.batch import Status
-from kvferry.sharing.controller.marks import Marks
+from kvferry.sharing.controller.members import Marks
 from kvferry.sharing.membership import HeldIdentity
-from kvferry.sharing.peers.peer_mark import PeerMark
+from kvferry.sharing.peers.peer_tier import PeerMark
 
 
 class Told:
@@ -141,7 +141,7 @@ def test_a_peer_whose_node_says_no_mark_for_seconds_cannot_hear_of_clears(
 ) -> None:
     """One that begins, or ends, says none for a moment: that is not why a clear is refused."""
     now = [100.0]
-    monkeypatch.setattr("kvferry.sharing.peers.peer_mark.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kvferry.sharing.peers.peer_tier.time.monotonic", lambda: now[0])
     one, node = Newest(int), Node()
     peer = PeerMark(cast(Any, node), one)
 

@@ -19,8 +19,7 @@ from kvferry.base.shown import reason_of
 from kvferry.base.threads import noticed
 from kvferry.config.controller import ControllerConfig
 from kvferry.sharing.controller.jobs import Jobs
-from kvferry.sharing.controller.members import Key, Members
-from kvferry.sharing.controller.origins import greediest, origin_of
+from kvferry.sharing.controller.members import Key, Members, greediest, origin_of
 from kvferry.sharing.controller.quotas import Quotas
 from kvferry.sharing.controller.shared import Shared
 from kvferry.sharing.membership.framing import HEAD, NONCE_BYTES, OTHER_SECRET, frame, proof

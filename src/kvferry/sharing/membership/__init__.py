@@ -10,9 +10,14 @@ facts         what messages have in them                               facts.py
 
 from __future__ import annotations
 
-from kvferry.sharing.membership.holdings import HeldIdentity, Holdings, MemoryUsage, WorkDone
 from kvferry.sharing.membership.messages import Command, Hits, Peer, Quota, Renewed, Result
-from kvferry.sharing.membership.reporter import Reporter
+from kvferry.sharing.membership.reporter import (
+    HeldIdentity,
+    Holdings,
+    MemoryUsage,
+    Reporter,
+    WorkDone,
+)
 
 __all__ = [
     "Command",

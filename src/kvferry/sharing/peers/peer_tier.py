@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.socket_folder import node_address
+from kvferry.cache.store.newest import Newest
 from kvferry.cache.store.store_tiers import StoreTier, space_of
 from kvferry.cache.tiered_cache import TieredCache
+from kvferry.chunks.generation import Mark
+from kvferry.client.batch import Status
 from kvferry.config import ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.remote_sources import Address
@@ -28,14 +33,90 @@ from kvferry.connectors.agent import Agent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.sharing.membership import Peer
-from kvferry.sharing.node.lending import USER
-from kvferry.sharing.peers.peer_mark import PeerMark
+from kvferry.sharing.peers.lending import USER
 
-__all__ = ["PeerTier", "Peers", "client_of", "open_peer"]
+__all__ = ["PeerMark", "PeerTier", "Peers", "client_of", "open_peer"]
 
 _log = logging.getLogger("kvferry.cache")
 
 _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
+_EVERY_S = 0.5
+_TIMEOUT_S = 1.0
+_DEAF_S = 3.0
+
+
+class PeerMark:
+    """See the module, and `kvferry.cache.store.newest.MarkSource`.
+
+    Args:
+        connector: To the peer.
+        newest: Of the cache.
+
+    Attributes:
+        said: What it said last; None: nothing yet.
+    """
+
+    def __init__(self, connector: PeerConnector, newest: Newest) -> None:
+        self.said: Mark | None = None
+        self._connector = connector
+        self._newest = newest
+        self._lock = threading.Lock()
+        self._asked: float | None = None  # since when an answer is owed
+        self._ask_at = 0.0
+        self._tried_at = float("-inf")
+        self._nothing_since = float("inf")  # since when its node says no mark
+        newest.follow(self)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it knows of no marks: its node, which one that begins or ends lacks for a moment,
+        has none for seconds."""
+        return time.monotonic() - self._nothing_since > _DEAF_S
+
+    def heard_since(self, moment: float) -> bool:
+        """See `MarkSource`."""
+        self.listen()
+        return self._tried_at >= moment
+
+    def ask_soon(self) -> None:
+        """See `MarkSource`."""
+        self._ask_at = 0.0
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear what was answered, and ask when it is time."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody does it
+        heard: Mark | None = None
+        try:
+            with suppress(KVFerryError):  # it is being closed, or has too much to do
+                heard = self._heard()
+                now = time.monotonic()
+                if self._asked is None and now >= self._ask_at:
+                    self._ask_at = now + _EVERY_S
+                    self._connector.ask_mark(_TIMEOUT_S)
+                    self._asked = now
+        finally:
+            self._lock.release()
+        if heard is not None:
+            self._newest.heard(heard)
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        self._newest.leave(self)
+
+    def _heard(self) -> Mark | None:
+        found = self._connector.said_mark() if self._asked is not None else None
+        if found is None or self._asked is None:
+            return None
+        self._tried_at, self._asked = self._asked, None
+        status, value = found
+        nothing = status is Status.MISS
+        self._nothing_since = min(self._nothing_since, self._tried_at) if nothing else float("inf")
+        if status is not Status.OK:
+            return None
+        self.said = Mark.decode(value)
+        return self.said
 
 
 class PeerTier(StoreTier):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from kvferry.cache.store.newest import Newest
 from kvferry.chunks.generation import MARK_BYTES, Mark
 from kvferry.sharing.membership import Renewed, Reporter
-from kvferry.sharing.node.lending import LendingNode
+from kvferry.sharing.peers.lending import LendingNode
 from kvferry.sharing.peers.peer_tier import Peers
 
 __all__ = ["Joined", "SharedClears"]
