@@ -1,4 +1,9 @@
-"""What a cache counts; see the package for how it is read."""
+"""What a cache counts: each series declared, and what moves it. The package says how it is read.
+
+A new metric is its declaration in `cache_families`, a method of `CacheMetrics` that moves it, and a
+call from where it happens. Values of labels that are known beforehand are constants here, so that
+their series exist from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import failures
-from kvferry.metrics.cells import Cells
 from kvferry.metrics.series import (
     RATIO_BOUNDS,
     SECONDS_BOUNDS,
     SHARE_BOUNDS,
+    Cells,
     Family,
     HistogramValue,
 )
@@ -29,12 +34,11 @@ __all__ = [
     "SHED_REASONS",
     "WAYS",
     "CacheMetrics",
-    "add_counted",
     "cache_families",
 ]
 
 _log = logging.getLogger("kvferry.metrics")
-_MUCH = 1 << 60
+
 MISS_REASONS = (
     "never_stored",  # nobody has stored it, as far as the stores know
     "evicted",  # it was there
@@ -62,89 +66,78 @@ FROM_OTHERS = (
     *("kvferry_memory_seconds", "kvferry_memory_bytes"),
 )
 _CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
+_GROWTH_MAX = 1 << 60  # by which an engine may say that a series has grown
 
 
 def cache_families(stores: Iterable[str]) -> dict[str, Family]:
-    """New families by their names without the prefix ``kvferry_``, all at zero."""
-    made = {family.name.removeprefix("kvferry_"): family for family in _families()}
+    """New families by their names without the prefix ``kvferry_``, all at zero.
+
+    A label is given by its name, with the values that are known beforehand.
+    """
+    made: dict[str, Family] = {}
     stores = tuple(stores)
-    known = {
-        "": ("",),
-        "tier": ("l1", *stores),
-        "store": stores,
-        "cause": _CAUSES,
-        "decision": DECISIONS,
-        "what": PREDICTED,
-        "way": WAYS,
-    }
-    for family in made.values():
-        if family.kind != "gauge" or not family.label:  # the state of a store must be told
-            family.declare(known.get(family.label, ()))
-    made["missed_chunks"].declare(MISS_REASONS)
-    made["shed_chunks"].declare(SHED_REASONS)
+    tiers = ("l1", *stores)
+
+    def declare(
+        kind: str, name: str, text: str, label: dict[str, Iterable[str]], *bounds: float
+    ) -> None:
+        label_name, known = next(iter(label.items()), ("", ("",)))
+        made[name] = Family(f"kvferry_{name}", kind, text, label_name, bounds)
+        made[name].declare(known)
+
+    def counter(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("counter", name, text, label)
+
+    def gauge(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("gauge", name, text, label)
+
+    def seconds(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("histogram", f"{name}_seconds", text, label, *SECONDS_BOUNDS)
+
+    counter("tokens_requested", "Tokens that a prefix was wanted for.")
+    counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", tier=tiers)
+    counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", tier=tiers)
+    counter("prefill_saved_seconds", "Predicted prefill of the tokens that were hit.")
+    counter(
+        "missed_chunks", "Chunks that were wanted and not used, by reason.", reason=MISS_REASONS
+    )
+    counter("corrupt_values", "Values of stores that were refused and deleted.", cause=_CAUSES)
+    seconds("lookup", "Time that a lookup took.")
+    seconds("retrieve", "Time that a retrieve took, to its last byte.")
+    seconds("load", "Time of one load from a store.", store=stores)
+    seconds("store", "Time of one write to a store.", store=stores)
+    counter("load_bytes", "Bytes read from a store.", store=stores)
+    counter("store_bytes", "Bytes written to a store.", store=stores)
+    counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", peer=())
+    counter("one_sided_bytes", "Bytes of those.", peer=())
+    counter("one_sided_expired", "Chunks whose lease was over when they came.", peer=())
+    counter("one_sided_fallbacks", "Contacts that failed: then a socket.", peer=())
+    seconds("memory", "Time of one copy between memory and an engine.", way=WAYS)
+    counter("memory_bytes", "Bytes copied between memory and an engine.", way=WAYS)
+    share = "Share of a request's time to its first token that it waited for the cache."
+    declare("histogram", "ttft_share", share, {}, *SHARE_BOUNDS)
+    counter("evicted_chunks", "Chunks that made room for others.", tier=tiers)
+    counter("evicted_then_missed_chunks", "Chunks wanted after they had left.", tier=tiers)
+    counter(
+        "shed_chunks", "Chunks that were not written to a store, by reason.", reason=SHED_REASONS
+    )
+    counter("single_flight_waits", "Chunks waited for while another request loaded them.")
+    counter("decisions", "Retrieves by what was decided: load or compute.", decision=DECISIONS)
+    counter("predicted_seconds", "Sum of predicted times.", what=PREDICTED)
+    counter("actual_seconds", "Sum of the times that those took.", what=PREDICTED)
+    ratio = "Actual over predicted time."
+    declare("histogram", "prediction_ratio", ratio, {"what": PREDICTED}, *RATIO_BOUNDS)
+    counter("thread_failures", "Faults in background threads of this process.", thread=())
+    gauge("pool_pages", "Pages of the pool.")
+    gauge("pool_pages_used", "Pages of the pool that are in use.")
+    gauge("write_queue_chunks", "Chunks that wait to be written to stores.")
+    gauge("write_queue_bytes", "Bytes that wait to be written to stores.")
+    # What a store is now must be told before there is such a series.
+    gauge("store_available", "1 while a store can be asked, 0 while it cannot.", store=())
+    gauge("store_refuses", "1: it did not take what it was given last.", store=())
+    gauge("store_used_bytes", "Bytes that a store holds, others' included.", store=())
+    gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", store=())
     return made
-
-
-def _families() -> list[Family]:
-    def counter(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}", "counter", text, label)
-
-    def gauge(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}", "gauge", text, label)
-
-    def seconds(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}_seconds", "histogram", text, label, SECONDS_BOUNDS)
-
-    return [
-        counter("tokens_requested", "Tokens that a prefix was wanted for."),
-        counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", "tier"),
-        counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", "tier"),
-        counter("prefill_saved_seconds", "Predicted prefill of the tokens that were hit."),
-        counter("missed_chunks", "Chunks that were wanted and not used, by reason.", "reason"),
-        counter("corrupt_values", "Values of stores that were refused and deleted.", "cause"),
-        seconds("lookup", "Time that a lookup took."),
-        seconds("retrieve", "Time that a retrieve took, to its last byte."),
-        seconds("load", "Time of one load from a store.", "store"),
-        seconds("store", "Time of one write to a store.", "store"),
-        counter("load_bytes", "Bytes read from a store.", "store"),
-        counter("store_bytes", "Bytes written to a store.", "store"),
-        counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", "peer"),
-        counter("one_sided_bytes", "Bytes of those.", "peer"),
-        counter("one_sided_expired", "Chunks whose lease was over when they came.", "peer"),
-        counter("one_sided_fallbacks", "Contacts that failed: then a socket.", "peer"),
-        seconds("memory", "Time of one copy between memory and an engine.", "way"),
-        counter("memory_bytes", "Bytes copied between memory and an engine.", "way"),
-        Family(
-            "kvferry_ttft_share",
-            "histogram",
-            "Share of a request's time to its first token that it waited for the cache.",
-            "",
-            SHARE_BOUNDS,
-        ),
-        counter("evicted_chunks", "Chunks that made room for others.", "tier"),
-        counter("evicted_then_missed_chunks", "Chunks wanted after they had left.", "tier"),
-        counter("shed_chunks", "Chunks that were not written to a store, by reason.", "reason"),
-        counter("single_flight_waits", "Chunks waited for while another request loaded them."),
-        counter("decisions", "Retrieves by what was decided: load or compute.", "decision"),
-        counter("predicted_seconds", "Sum of predicted times.", "what"),
-        counter("actual_seconds", "Sum of the times that those took.", "what"),
-        Family(
-            "kvferry_prediction_ratio",
-            "histogram",
-            "Actual over predicted time.",
-            "what",
-            RATIO_BOUNDS,
-        ),
-        counter("thread_failures", "Faults in background threads of this process.", "thread"),
-        gauge("pool_pages", "Pages of the pool."),
-        gauge("pool_pages_used", "Pages of the pool that are in use."),
-        gauge("write_queue_chunks", "Chunks that wait to be written to stores."),
-        gauge("write_queue_bytes", "Bytes that wait to be written to stores."),
-        gauge("store_available", "1 while a store can be asked, 0 while it cannot.", "store"),
-        gauge("store_refuses", "1: it did not take what it was given last.", "store"),
-        gauge("store_used_bytes", "Bytes that a store holds, others' included.", "store"),
-        gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", "store"),
-    ]
 
 
 class CacheMetrics:
@@ -298,12 +291,37 @@ class CacheMetrics:
         sums: Mapping[str, Mapping[str, float]],
         histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
     ) -> None:
-        """What an engine has counted that this one cannot know; see `kvferry.metrics.cache`.
+        """What engines have counted that the cache of a server, which they use, cannot know.
+
+        Args:
+            sums: Counters of `FROM_OTHERS`, by name and label.
+            histograms: Those of `FROM_OTHERS`: a sum, and how often something was observed below
+                each bound.
 
         Raises:
             UsageError: A series is none of these, or its numbers cannot be; nothing is added.
         """
-        add_counted(self._mine.families, sums, histograms)
+        families = self._mine.families
+        for name, values in sums.items():
+            family = _known(families, name, "counter")
+            for label, value in values.items():
+                if label not in family.values or not 0 <= value < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot grow by {value}")
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                possible = len(counts) == len(family.bounds) + 1 and min(counts) >= 0
+                if label not in family.histograms or not possible or not 0 <= total < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot have {len(counts)} such bounds")
+        for name, values in sums.items():
+            for label, value in values.items():
+                _known(families, name, "counter").add(label, value)
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                histogram = HistogramValue(family.bounds, sum=total)
+                histogram.counts = list(counts)
+                family.of(label).add(histogram)
 
     def _add(self, name: str, label: str, amount: float) -> None:
         self._mine.families[name].add(label, amount)
@@ -383,38 +401,6 @@ def _unknown(word: str, what: str, known: Iterable[str]) -> UsageError:
 
 def _summary(value: HistogramValue) -> dict[str, float]:
     return {"count": value.count, "sum": value.sum}
-
-
-def add_counted(
-    families: Mapping[str, Family],
-    sums: Mapping[str, Mapping[str, float]],
-    histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
-) -> None:
-    """Add to families that are found by their names without ``kvferry_``.
-
-    Raises:
-        UsageError: A series is none of `FROM_OTHERS`, or its numbers cannot be; nothing is added.
-    """
-    for name, values in sums.items():
-        family = _known(families, name, "counter")
-        for label, value in values.items():
-            if label not in family.values or not 0 <= value < _MUCH:
-                raise UsageError(f"{name} of {label!r} cannot grow by {value}")
-    for name, observed in histograms.items():
-        family = _known(families, name, "histogram")
-        for label, (total, counts) in observed.items():
-            possible = len(counts) == len(family.bounds) + 1 and min(counts) >= 0
-            if label not in family.histograms or not possible or not 0 <= total < _MUCH:
-                raise UsageError(f"{name} of {label!r} cannot have {len(counts)} such bounds")
-    for name, values in sums.items():
-        for label, value in values.items():
-            _known(families, name, "counter").add(label, value)
-    for name, observed in histograms.items():
-        family = _known(families, name, "histogram")
-        for label, (total, counts) in observed.items():
-            histogram = HistogramValue(family.bounds, sum=total)
-            histogram.counts = list(counts)
-            family.of(label).add(histogram)
 
 
 def _known(families: Mapping[str, Family], name: str, kind: str) -> Family:

@@ -25,7 +25,7 @@ from kvferry.sharing.controller.members import Members
 from kvferry.sharing.controller.ports import Ports
 from kvferry.sharing.controller.prefixes import Prefixes
 from kvferry.sharing.controller.quotas import Quotas
-from kvferry.sharing.controller.shared import Shared
+from kvferry.sharing.controller.shared_directory import SharedDirectory
 
 __all__ = ["Controller", "Tokenizer"]
 
@@ -69,11 +69,11 @@ class Controller:
         self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
         self.started = time.time()
         self.ending = threading.Event()
-        self.shared: Shared | None = None
+        self.shared: SharedDirectory | None = None
         if config.directory is not None:
             store = ClientConfig.from_url(config.directory)
             parts = (self.members, self.jobs, self.quotas)
-            self.shared = Shared(store, config.heartbeat_s, *parts)
+            self.shared = SharedDirectory(store, config.heartbeat_s, *parts)
         self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.socket_folder import node_address
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier, space_of
 from kvferry.cache.tiered_cache import TieredCache
 from kvferry.chunks.generation import Mark
@@ -46,7 +46,7 @@ _DEAF_S = 3.0
 
 
 class PeerMark:
-    """See the module, and `kvferry.cache.store.newest.MarkSource`.
+    """See the module, and `kvferry.cache.store.newest_mark.MarkSource`.
 
     Args:
         connector: To the peer.
@@ -56,7 +56,7 @@ class PeerMark:
         said: What it said last; None: nothing yet.
     """
 
-    def __init__(self, connector: PeerConnector, newest: Newest) -> None:
+    def __init__(self, connector: PeerConnector, newest: NewestMark) -> None:
         self.said: Mark | None = None
         self._connector = connector
         self._newest = newest

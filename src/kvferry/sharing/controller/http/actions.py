@@ -23,7 +23,7 @@ from kvferry.http.bodies import ById
 from kvferry.http.waits import AnswerLater
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http.answers import JobRows, PinRow, PinRows, QuotaRow, QuotaRows
-from kvferry.sharing.controller.http.asking import AskedPrompt, PromptBody, asked, instance_of
+from kvferry.sharing.controller.http.prompts import AskedPrompt, PromptBody, asked, instance_of
 from kvferry.sharing.controller.jobs import Job, JobRow, Step
 from kvferry.sharing.controller.members import Member
 from kvferry.sharing.controller.quotas import SetQuota

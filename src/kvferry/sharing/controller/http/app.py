@@ -21,7 +21,7 @@ from kvferry.http.routes import Alive, Api
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http import lmcache, usage, views
 from kvferry.sharing.controller.http.actions import Actions, put_quota, quotas, remove_quota
-from kvferry.sharing.controller.http.metrics import metrics_text
+from kvferry.sharing.controller.http.views import metrics_text
 from kvferry.sharing.controller.page.routes import OPEN, PageRoutes
 
 __all__ = ["make_app"]

@@ -67,7 +67,7 @@ __all__ = [
     "WANTS",
     "CommandRecord",
     "MemberRecord",
-    "Shared",
+    "SharedDirectory",
     "added",
     "deletion",
     "encode",
@@ -155,7 +155,7 @@ class _Followed:
         self.behind_at: float | None = None  # since when its log does not come
 
 
-class Shared:
+class SharedDirectory:
     """See the module.
 
     Args:
