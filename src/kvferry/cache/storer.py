@@ -1,4 +1,16 @@
-"""The writing half of a cache: chunks into pages now, into stores behind."""
+"""The writing half of a cache: chunks into pages now, into stores behind; and the receipts.
+
+`Storer` copies the caller's chunks into pages of memory, commits them, and offers them to the
+writer of each store. A chunk that a store did not take, or has lost, is offered to that store again
+while memory still has the chunk.
+
+A `Receipt` says what became of one `store`: which store has acknowledged its chunks, and why others
+have not. It is open until each store has acknowledged or refused what it was offered; then it is
+told, once. One that is open for long is told before that as well, by whoever stores or retrieves
+next.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +34,8 @@ from kvferry.metrics import CacheMetrics
 __all__ = ["Receipt", "Receipts", "Storer"]
 
 _SHED = "pool_full"  # why chunks were left out
-# What waits for longer is told as such.
-_WAITS_S = 2.0
-_OPEN_MAX = 1000  # of those that may be told before their end
+_TOLD_OPEN_S = 2.0  # a receipt that is open for longer is told before its end
+_OPEN_MAX = 1000  # receipts that can be told before their end
 
 
 class Storer:
@@ -59,7 +70,7 @@ class Storer:
             self.begin(store)
 
     def begin(self, store: StoreTier) -> None:
-        """Write this store anew what it loses; to be called before it is one of the stores."""
+        """Write what this store loses again; to be called before it is one of the stores."""
         if self._keep and store.writes:
             store.writer.lease = partial(self._leased, store)
 
@@ -111,7 +122,7 @@ class Storer:
 
         Args:
             given_tokens: What the caller had; default: what is reserved.
-            began: When he came.
+            began: When the call began, on ``time.monotonic``; default: now.
 
         Returns:
             How many became chunks, and for each store how many it will get, and will not.
@@ -168,7 +179,7 @@ class Storer:
 
     @property
     def looks(self) -> bool:
-        """Whether `notice` would have an effect now."""
+        """Whether `observe` would have an effect now."""
         return any(store.writer.looks for store in self._written)
 
     def observe(self, prompt: Prompt, held: int) -> None:
@@ -206,7 +217,7 @@ class Storer:
 
 @dataclass(eq=False)
 class Receipt:
-    """Of one `store`; numbers are chunks.
+    """What became of one `store`; numbers are chunks.
 
     Attributes:
         given_tokens: What the caller gave, with those behind the last full chunk.
@@ -239,7 +250,7 @@ class Receipt:
 
 
 class Receipts:
-    """Those of one cache.
+    """The receipts of one cache.
 
     Args:
         tell: Called with a receipt that is closed, or has been open for long.
@@ -279,7 +290,7 @@ class Receipts:
         """Tell of those that have been open for long."""
         if not self._open:
             return
-        before = time.monotonic() - _WAITS_S
+        before = time.monotonic() - _TOLD_OPEN_S
         with self._lock:
             late = [each for each in self._open if each.began < before and not each.told]
             for each in late:

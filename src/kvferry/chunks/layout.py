@@ -1,4 +1,4 @@
-"""The shape of a chunk: the KV of `chunk_size` tokens of one shard of a model.
+"""The shape of a chunk and its elements: the KV of `chunk_size` tokens of one shard of a model.
 
     >>> layout = KVLayout(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", tp_size=2)
     >>> layout.chunk_shape, layout.chunk_bytes

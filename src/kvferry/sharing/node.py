@@ -1,10 +1,11 @@
-"""A node: a cache server for chunks and nothing else, in this process.
+"""A node: a cache server for chunks and nothing else, in this process or as a process.
 
     with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=4)) as node:
         print(node.endpoints)  # ['127.0.0.1:40321']
 
 Any client for Redis or Valkey works on it, with the commands that a cache needs. Its threads are
-native and never take the GIL.
+native and never take the GIL. `run_node` is the process: it says where it listens, and ends with a
+signal.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from kvferry.config.setting import GB
 
 __all__ = ["Node", "NodeSettings", "default_threads", "run_node"]
 
-_THREADS_MAX = 4
-_FREE_PART = 0.8  # of the memory that is free now, as advice
 _log = logging.getLogger("kvferry.node")
 
+_THREADS_MAX = 4
+_FREE_PART = 0.8  # of the memory that is free now, as advice
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

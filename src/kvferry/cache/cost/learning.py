@@ -1,6 +1,11 @@
 """What an engine knows of its own speed: told by the settings, kept in its stores, or learnt.
 
-Threads: any.
+`Learning` guards the model of prefill (`kvferry.cache.cost.prefill`), which learns from the
+engine's steps. `Speeds` keeps the learnt coefficients in the stores, beside the description of the
+identity, under the name of the device. An engine begins with the coefficients of its device, and
+writes its own when it has learnt something else.
+
+Threads: any; one of its own waits for stores.
 """
 
 from __future__ import annotations
@@ -20,10 +25,9 @@ __all__ = ["Learning", "Speeds"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# How often what was learnt is looked at, from how many steps on it counts, and when it is news.
-_LOOK_EVERY_S = 30.0
-_STEPS_MIN = 8
-_NEWS = 0.1
+_KEEP_EVERY_S = 30.0  # how often it is seen whether there is something new to keep
+_KEPT_STEPS_MIN = 8  # from so many steps on, coefficients are kept
+_NEWS_SHARE = 0.1  # by which a prompt's time must differ from what the store has
 
 
 class Learning:
@@ -118,7 +122,7 @@ class Speeds:
 
     def _run(self) -> None:
         self._recall()
-        while not self._closing.wait(_LOOK_EVERY_S):
+        while not self._closing.wait(_KEEP_EVERY_S):
             self._keep()
         self._keep()
 
@@ -138,7 +142,7 @@ class Speeds:
 
     def _keep(self) -> None:
         steps, learnt = self._now()
-        if steps < _STEPS_MIN or (self._kept is not None and not _differs(learnt, self._kept)):
+        if steps < _KEPT_STEPS_MIN or (self._kept is not None and not _differs(learnt, self._kept)):
             return
         text = json.dumps({"prefill": [float(f"{value:.6g}") for value in learnt], "steps": steps})
         for connector in self._connectors:
@@ -163,6 +167,6 @@ def _differs(one: Coefficients, other: Coefficients) -> bool:
     """Whether a prompt of ordinary length takes another time with these."""
     for tokens in (256, 4096):
         took = [a + c * tokens + d * tokens**2 for a, c, d, _ in (one, other)]
-        if abs(took[0] - took[1]) > _NEWS * min(took):
+        if abs(took[0] - took[1]) > _NEWS_SHARE * min(took):
             return True
     return False

@@ -33,7 +33,7 @@ _STOP_S = 5.0
 
 
 class Controller:
-    """See the module. Threads: any.
+    """What a controller knows, and the thread of its ports. Threads: any.
 
     Args:
         config: Where it listens, and its limits.

@@ -7,6 +7,15 @@ the controller itself did not run.
 
 Every message names the incarnation of its sender. What an older one says counts for nothing.
 
+Where there is no room for a newcomer, the origin that has most members makes room for one that has
+less. An origin is the address that a member comes from, and of IPv6 its network of 64 bits, which
+is what one host has to choose from. So nobody fills the table for all, and one host alone may have
+all of it.
+
+Members say with their registration which clears for everybody they have heard of. The newest mark
+of each identity is passed on (`Marks`) and none is drawn here; a controller that begins anew hears
+them again.
+
 Threads: any; a call waits for others while they look something up, not while they change the index.
 """
 
@@ -45,14 +54,14 @@ from kvferry.sharing.membership.messages import (
 
 __all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members", "greediest", "origin_of"]
 
+Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
 
 _DEAD_KEPT = 1000
 _AHEAD_MAX_S = 86_400.0  # that the clock of a member may be
 _SEATS_MAX = 16  # identities of one process
-_KEPT = 4096  # identities
-Key = tuple[str, int]  # name of the instance, rank
-_NETWORK_BYTES = 8
+_MARKS_MAX = 4096  # identities
+_NETWORK_BYTES = 8  # of an IPv6 address
 
 
 def origin_of(host: str) -> str:
@@ -121,7 +130,7 @@ class FoundMember:
 
 
 class Marks:
-    """See the module."""
+    """The newest mark of each identity. One thread at a time."""
 
     def __init__(self) -> None:
         self._newest: OrderedDict[bytes, Mark] = OrderedDict()
@@ -133,7 +142,7 @@ class Marks:
             if one.clears and (known is None or one.clears > known.counter):
                 self._newest[one.digest] = one.mark
                 self._newest.move_to_end(one.digest)
-        while len(self._newest) > _KEPT:
+        while len(self._newest) > _MARKS_MAX:
             self._newest.popitem(last=False)
 
     def of(self, identities: Iterable[HeldIdentity]) -> tuple[Renewed, ...]:

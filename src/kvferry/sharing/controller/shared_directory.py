@@ -156,7 +156,7 @@ class _Followed:
 
 
 class SharedDirectory:
-    """See the module.
+    """The part of one controller.
 
     Args:
         config: Of the store.

@@ -10,6 +10,8 @@ Two threads of its own do all that waits: one registers and sends what the cache
 every second that the instance lives; a third does what the controller asks for, when it does. No
 caller ever waits for the controller, and none learns whether there is one. A controller that is
 away, slow, or restarted costs a snapshot when it is back.
+
+What the reporter needs of a cache is `Holdings`.
 """
 
 from __future__ import annotations
@@ -58,14 +60,16 @@ from kvferry.sharing.membership.messages import (
     is_name,
 )
 
-__all__ = ["HeldIdentity", "Holdings", "MemoryUsage", "Reporter", "WorkDone"]
+__all__ = ["Holdings", "Reporter"]
 
 _log = logging.getLogger("kvferry.membership")
 
 _TIMEOUT_S = 5.0
-_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0  # between registrations that fail
+# Updates that do not arrive for so long, or for so many beats, begin the session anew.
 _STUCK_S, _STUCK_MAX_S, _BEATS_STUCK = 2.0, 60.0, 3
-_LOOK_S, _GATHER_S = 0.5, 0.02  # the latter so that many small changes become one message
+_LOOK_S = 0.5
+_GATHER_S = 0.02  # so that many small changes become one message
 _BACKLOG_BYTES = 16 << 20
 _COMMANDS_MAX = 64
 _PIECE = HASHES_MAX * DIGEST_BYTES

@@ -220,7 +220,7 @@ class Sharing:
         """See `Holdings`."""
         self._clears.heard(renewed, began)
 
-    # --- What the controller is told: see `kvferry.membership.Holdings` ---
+    # --- What the controller is told: see `kvferry.sharing.membership.Holdings` ---
 
     def identities(self) -> Sequence[HeldIdentity]:
         """Of the caches that take part."""

@@ -1,4 +1,12 @@
-"""A node that lends what caches have in memory, to whoever may read it. Nobody writes there."""
+"""How an instance lends what its caches have in memory: by a node, and by one-sided reads.
+
+`LendingNode` answers readers over sockets; nobody writes there. `OneSided` lends the same pages to
+one-sided reads, and reads likewise: over NIXL where the settings say `transfer_channel: nixl` and
+it is installed, else from process to process on one host. Where the settings ask for TLS there are
+no one-sided reads.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +29,16 @@ from kvferry.sharing.node import default_threads
 
 __all__ = ["USER", "LendingNode", "OneSided"]
 
+_log = logging.getLogger("kvferry.cache")
+
 USER = "peer"  # who may read, where a secret is needed
 _CONNECTIONS_MAX = 10_000
 _STALL_S = 10.0
 _REQUEST_BYTES_MAX = 1 << 20  # nobody sends values
-_log = logging.getLogger("kvferry.cache")
 
 
 class LendingNode:
-    """Serves from its making to `stop`.
+    """A node without a pool: it serves the pages of caches, from its making to `stop`.
 
     Args:
         host: Where it listens.
@@ -122,7 +131,7 @@ class LendingNode:
 
 
 class OneSided:
-    """See the module.
+    """The memory of this process as one-sided reads reach it.
 
     Args:
         agent: Of this process.

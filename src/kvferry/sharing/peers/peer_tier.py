@@ -7,6 +7,10 @@ A peer is one more store to the cache: it is asked at the same moment as the oth
 view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
 checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
 
+The node of a peer has the mark of clears for everybody of each identity that it lends
+(`PeerMark`): it is asked for the mark twice a second, without anybody waiting. Nothing is written
+there: a peer that has an older mark reads ours.
+
 Threads: any.
 """
 
@@ -40,13 +44,13 @@ __all__ = ["PeerMark", "PeerTier", "Peers", "client_of", "open_peer"]
 _log = logging.getLogger("kvferry.cache")
 
 _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
-_EVERY_S = 0.5
-_TIMEOUT_S = 1.0
-_DEAF_S = 3.0
+_MARK_EVERY_S = 0.5
+_MARK_TIMEOUT_S = 1.0
+_DEAF_S = 3.0  # a node that says no mark for so long knows of none
 
 
 class PeerMark:
-    """See the module, and `kvferry.cache.store.newest_mark.MarkSource`.
+    """What one peer says of clears for everybody: a `MarkSource`; no call waits.
 
     Args:
         connector: To the peer.
@@ -69,8 +73,8 @@ class PeerMark:
 
     @property
     def is_deaf(self) -> bool:
-        """Whether it knows of no marks: its node, which one that begins or ends lacks for a moment,
-        has none for seconds."""
+        """Whether its node has said for seconds that there is no mark. (One that begins or ends has
+        none for a moment.)"""
         return time.monotonic() - self._nothing_since > _DEAF_S
 
     def heard_since(self, moment: float) -> bool:
@@ -93,8 +97,8 @@ class PeerMark:
                 heard = self._heard()
                 now = time.monotonic()
                 if self._asked is None and now >= self._ask_at:
-                    self._ask_at = now + _EVERY_S
-                    self._connector.ask_mark(_TIMEOUT_S)
+                    self._ask_at = now + _MARK_EVERY_S
+                    self._connector.ask_mark(_MARK_TIMEOUT_S)
                     self._asked = now
         finally:
             self._lock.release()

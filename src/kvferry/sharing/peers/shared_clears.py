@@ -91,7 +91,7 @@ class SharedClears:
         self._reporter.tell_soon()
 
     def heard(self, renewed: Sequence[Renewed], began: float) -> None:
-        """See `kvferry.membership.Holdings`."""
+        """See `kvferry.sharing.membership.Holdings`."""
         for each in renewed:
             for one in self._joined:
                 if one.identity == each.identity:

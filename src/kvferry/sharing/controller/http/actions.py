@@ -1,4 +1,4 @@
-"""What instances are asked to do: jobs, and pins, which are jobs that can be undone.
+"""What HTTP changes: jobs of instances, pins, which are jobs that can be undone, and quotas.
 
 An instance says which actions it takes when it registers. What it does not take, and what nobody
 takes, is answered with 501 and a sentence, never with a success that is none.
@@ -70,7 +70,7 @@ class _SetPin:
 
 
 class Actions:
-    """Threads: any.
+    """Jobs and pins. Threads: any.
 
     Args:
         controller: Whose instances.
@@ -252,6 +252,9 @@ class QuotaBody(Struct, forbid_unknown_fields=True, kw_only=True):
     instance: Name
     bytes: Annotated[int, Meta(ge=0, le=1 << 62, description="Of each of its processes.")]
     model: Annotated[Line, Meta(description="Of its chunks; empty: of all models together.")] = ""
+
+
+# --- Quotas ---
 
 
 def quotas(controller: Controller) -> QuotaRows:

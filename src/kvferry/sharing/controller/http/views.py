@@ -1,4 +1,7 @@
-"""What there is, and what is where: one function for each route, without any HTTP in it."""
+"""What there is, and what is where: one function for each route, without any HTTP in it.
+
+The last one, `metrics_text`, says it in series for Prometheus.
+"""
 
 from __future__ import annotations
 

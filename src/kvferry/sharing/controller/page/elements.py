@@ -1,4 +1,7 @@
-"""What the views share: tables, tiles, and what a view is."""
+"""What the page is made of: HTML elements, tables, tiles, and what a view is.
+
+Every text is escaped, and what was made here is not escaped again.
+"""
 
 from __future__ import annotations
 
