@@ -15,8 +15,8 @@ from prometheus_client.openmetrics import parser as strict_parser
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import noticed
 from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
+from kvferry.metrics.cache import ONE_SIDED
 from kvferry.metrics.collector import KVFerryCollector, exposition
-from kvferry.metrics.families import ONE_SIDED
 
 COST_LIMIT_S = 2e-6  # of a call, on a machine that does other things as well
 

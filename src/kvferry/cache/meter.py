@@ -10,8 +10,8 @@ from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.retriever import Gathered
 from kvferry.cache.memory import Memory
 from kvferry.cache.request_log import RequestLog
-from kvferry.cache.store.receipts import Receipt, Receipts
 from kvferry.cache.store.store_tiers import MEMORY, StoreTier
+from kvferry.cache.storer import Receipt, Receipts
 from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
 

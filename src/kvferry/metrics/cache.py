@@ -1,4 +1,9 @@
-"""What a cache counts; see the package for how it is read."""
+"""What a cache counts: each series declared, and what moves it. The package says how it is read.
+
+A new metric is its declaration in `cache_families` and a call of `CacheMetrics.count`, `observe` or
+`gauge` where it happens. Values of labels that are known beforehand are constants here, so that
+their series exist from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +13,141 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import failures
-from kvferry.metrics.cells import Cells
-from kvferry.metrics.client_counts import add_counted
-from kvferry.metrics.families import (
-    DECISIONS,
-    MISS_REASONS,
-    ONE_SIDED,
-    PREDICTED,
-    SHED_REASONS,
-    WAYS,
-    cache_families,
+from kvferry.metrics.series import (
+    RATIO_BOUNDS,
+    SECONDS_BOUNDS,
+    SHARE_BOUNDS,
+    Cells,
+    Family,
+    HistogramValue,
 )
-from kvferry.metrics.series import Family, HistogramValue
 
 if TYPE_CHECKING:
     from kvferry.metrics.collector import KVFerryCollector
 
-__all__ = ["CacheMetrics"]
+__all__ = [
+    "DECISIONS",
+    "FROM_OTHERS",
+    "MISS_REASONS",
+    "ONE_SIDED",
+    "PREDICTED",
+    "SHED_REASONS",
+    "WAYS",
+    "CacheMetrics",
+    "cache_families",
+]
 
 _log = logging.getLogger("kvferry.metrics")
+
+MISS_REASONS = (
+    "never_stored",  # nobody has stored it, as far as the stores know
+    "evicted",  # it was there
+    "identity",  # the bytes of another model, layout or format
+    "checksum",  # damaged
+    "key",  # the value of another key
+    "size",  # of another length
+    "version",  # of a format that is not read
+    "deadline",  # it would have come too late
+    "unavailable",  # the store cannot be asked
+    "not_worth_loading",  # computing it is quicker
+    "cut",  # a running load became slower than computing
+    "pool_full",  # no page was free for it
+    "error",  # the store answered with an error
+    "cancelled",  # nobody wants it any more
+)
+SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error", "cancelled")
+DECISIONS = ("load", "load_part", "recompute", "cut")
+PREDICTED = ("load", "prefill")
+WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
+ONE_SIDED = ("reads", "bytes", "expired", "fallbacks")
+# What engines tell a cache server, which cannot know it.
+FROM_OTHERS = (
+    *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
+    *("kvferry_memory_seconds", "kvferry_memory_bytes"),
+)
+_CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
+_GROWTH_MAX = 1 << 60  # by which an engine may say that a series has grown
+
+
+def cache_families(stores: Iterable[str]) -> dict[str, Family]:
+    """New families by their names without the prefix ``kvferry_``, all at zero.
+
+    A label is given by its name, with the values that are known beforehand.
+    """
+    made: dict[str, Family] = {}
+    stores = tuple(stores)
+    tiers = ("l1", *stores)
+
+    def declare(
+        kind: str, name: str, text: str, label: dict[str, Iterable[str]], *bounds: float
+    ) -> None:
+        label_name, known = next(iter(label.items()), ("", ("",)))
+        made[name] = Family(f"kvferry_{name}", kind, text, label_name, bounds)
+        made[name].declare(known)
+
+    def counter(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("counter", name, text, label)
+
+    def gauge(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("gauge", name, text, label)
+
+    def seconds(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("histogram", f"{name}_seconds", text, label, *SECONDS_BOUNDS)
+
+    counter("tokens_requested", "Tokens that a prefix was wanted for.")
+    counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", tier=tiers)
+    counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", tier=tiers)
+    counter("prefill_saved_seconds", "Predicted prefill of the tokens that were hit.")
+    counter(
+        "missed_chunks", "Chunks that were wanted and not used, by reason.", reason=MISS_REASONS
+    )
+    counter("corrupt_values", "Values of stores that were refused and deleted.", cause=_CAUSES)
+    seconds("lookup", "Time that a lookup took.")
+    seconds("retrieve", "Time that a retrieve took, to its last byte.")
+    seconds("load", "Time of one load from a store.", store=stores)
+    seconds("store", "Time of one write to a store.", store=stores)
+    counter("load_bytes", "Bytes read from a store.", store=stores)
+    counter("store_bytes", "Bytes written to a store.", store=stores)
+    counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", peer=())
+    counter("one_sided_bytes", "Bytes of those.", peer=())
+    counter("one_sided_expired", "Chunks whose lease was over when they came.", peer=())
+    counter("one_sided_fallbacks", "Contacts that failed: then a socket.", peer=())
+    seconds("memory", "Time of one copy between memory and an engine.", way=WAYS)
+    counter("memory_bytes", "Bytes copied between memory and an engine.", way=WAYS)
+    share = "Share of a request's time to its first token that it waited for the cache."
+    declare("histogram", "ttft_share", share, {}, *SHARE_BOUNDS)
+    counter("evicted_chunks", "Chunks that made room for others.", tier=tiers)
+    counter("evicted_then_missed_chunks", "Chunks wanted after they had left.", tier=tiers)
+    counter(
+        "shed_chunks", "Chunks that were not written to a store, by reason.", reason=SHED_REASONS
+    )
+    counter("single_flight_waits", "Chunks waited for while another request loaded them.")
+    counter("decisions", "Retrieves by what was decided: load or compute.", decision=DECISIONS)
+    counter("predicted_seconds", "Sum of predicted times.", what=PREDICTED)
+    counter("actual_seconds", "Sum of the times that those took.", what=PREDICTED)
+    ratio = "Actual over predicted time."
+    declare("histogram", "prediction_ratio", ratio, {"what": PREDICTED}, *RATIO_BOUNDS)
+    counter("thread_failures", "Faults in background threads of this process.", thread=())
+    gauge("pool_pages", "Pages of the pool.")
+    gauge("pool_pages_used", "Pages of the pool that are in use.")
+    gauge("write_queue_chunks", "Chunks that wait to be written to stores.")
+    gauge("write_queue_bytes", "Bytes that wait to be written to stores.")
+    # What a store is now must be told before there is such a series.
+    gauge("store_available", "1 while a store can be asked, 0 while it cannot.", store=())
+    gauge("store_refuses", "1: it did not take what it was given last.", store=())
+    gauge("store_used_bytes", "Bytes that a store holds, others' included.", store=())
+    gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", store=())
+    return made
 
 
 class CacheMetrics:
     """The counters of one cache.
 
-    What is one number is counted by its name, with `count`, `observe` or `gauge`: a new series is
-    a line of `kvferry.metrics.families`, and a call where it happens. What takes more has a method.
-
     Threads: any, at any time; counting waits for nobody. A call fails only for a reason that does
     not exist, which is a bug of the caller.
 
     Args:
-        labels: Constant labels of all series, e.g. ``{"engine": "0"}``, for processes with
+        labels: Constant labels of all series, e.g. ``{"instance_rank": "0"}``, for processes with
             more than one cache.
         stores: Names of the stores, so that their series exist from the beginning.
     """
@@ -57,21 +165,18 @@ class CacheMetrics:
 
     def requested(self, tokens: int) -> None:
         """A request wants the KV of this many tokens."""
-        self._mine.cell.requested[""] += tokens
+        self._mine.families["tokens_requested"].values[""] += tokens
 
     def hit(self, tier: str, tokens: int, size_bytes: int) -> None:
         """KV of this many tokens was used, from "l1" or the store of this name."""
-        cell = self._mine.cell
-        try:
-            cell.hit_tokens[tier] += tokens
-            cell.hit_bytes[tier] += size_bytes
-        except KeyError:
-            cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
+        families = self._mine.families
+        families["tokens_hit"].add(tier, tokens)
+        families["bytes_hit"].add(tier, size_bytes)
 
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
         try:
-            self._mine.cell.missed[reason] += chunks
+            self._mine.families["missed_chunks"].values[reason] += chunks
         except KeyError:
             raise _unknown(reason, "reason of a miss", MISS_REASONS) from None
 
@@ -85,19 +190,13 @@ class CacheMetrics:
 
     def loaded(self, store: str, size_bytes: int, seconds: float) -> None:
         """A load from a store brought so much in so long."""
-        cell = self._mine.cell
-        if store not in cell.load_bytes:
-            self._declare("load", store)
-        cell.load_seconds[store].observe(seconds)
-        cell.load_bytes[store] += size_bytes
+        self.observe("load_seconds", seconds, store)
+        self.count("load_bytes", size_bytes, store)
 
     def stored(self, store: str, size_bytes: int, seconds: float) -> None:
         """A write to a store took so much in so long."""
-        cell = self._mine.cell
-        if store not in cell.store_bytes:
-            self._declare("store", store)
-        cell.store_seconds[store].observe(seconds)
-        cell.store_bytes[store] += size_bytes
+        self.observe("store_seconds", seconds, store)
+        self.count("store_bytes", size_bytes, store)
 
     def copied(self, way: str, size_bytes: int, seconds: float) -> None:
         """So much went "in" to this host's memory, or "out" of it to the engine, in so long."""
@@ -135,14 +234,12 @@ class CacheMetrics:
 
     def predicted(self, what: str, predicted_s: float, actual_s: float) -> None:
         """A "load" or a "prefill" was predicted to take so long and took so long."""
-        cell = self._mine.cell
-        try:
-            cell.predicted[what] += predicted_s
-        except KeyError:
-            raise _unknown(what, "prediction", PREDICTED) from None
-        cell.actual[what] += actual_s
+        if what not in PREDICTED:
+            raise _unknown(what, "prediction", PREDICTED)
+        self.count("predicted_seconds", predicted_s, what)
+        self.count("actual_seconds", actual_s, what)
         if predicted_s > 0:
-            cell.ratio[what].observe(actual_s / predicted_s)
+            self.observe("prediction_ratio", actual_s / predicted_s, what)
 
     def pool(self, used: int, total: int) -> None:
         """Pages of the pool as they are now."""
@@ -178,29 +275,49 @@ class CacheMetrics:
         sums: Mapping[str, Mapping[str, float]],
         histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
     ) -> None:
-        """What an engine has counted, and this one cannot know; see `client_counts.py`.
+        """What engines have counted that the cache of a server, which they use, cannot know.
+
+        Args:
+            sums: Counters of `FROM_OTHERS`, by name and label.
+            histograms: Those of `FROM_OTHERS`: a sum, and how often something was observed below
+                each bound.
 
         Raises:
             UsageError: A series is none of these, or its numbers cannot be; nothing is added.
         """
-        add_counted(self._mine.cell.families, sums, histograms)
+        families = self._mine.families
+        for name, values in sums.items():
+            family = _known(families, name, "counter")
+            for label, value in values.items():
+                if label not in family.values or not 0 <= value < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot grow by {value}")
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                possible = len(counts) == len(family.bounds) + 1 and min(counts) >= 0
+                if label not in family.histograms or not possible or not 0 <= total < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot have {len(counts)} such bounds")
+        for name, values in sums.items():
+            for label, value in values.items():
+                _known(families, name, "counter").add(label, value)
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                histogram = HistogramValue(family.bounds, sum=total)
+                histogram.counts = list(counts)
+                family.of(label).add(histogram)
 
     def count(self, name: str, amount: float = 1, label: str = "") -> None:
-        """Add to a counter of `kvferry.metrics.families`, named without "kvferry_"."""
-        self._mine.cell.families[name].add(label, amount)
+        """Add to a counter of `cache_families`, named without "kvferry_"."""
+        self._mine.families[name].add(label, amount)
 
     def observe(self, name: str, value: float, label: str = "") -> None:
         """One more value of a histogram, named likewise."""
-        self._mine.cell.families[name].of(label).observe(value)
+        self._mine.families[name].of(label).observe(value)
 
     def gauge(self, name: str, value: float, label: str = "") -> None:
         """A gauge as it is now, named likewise."""
         self._gauges.setdefault(name, {})[label] = value
-
-    def _declare(self, verb: str, store: str) -> None:
-        """Series of a store that nobody announced."""
-        for name in (f"{verb}_seconds", f"{verb}_bytes"):
-            self._mine.cell.families[name].declare((store,))
 
     # --- Reading ---
 
@@ -271,3 +388,10 @@ def _unknown(word: str, what: str, known: Iterable[str]) -> UsageError:
 
 def _summary(value: HistogramValue) -> dict[str, float]:
     return {"count": value.count, "sum": value.sum}
+
+
+def _known(families: Mapping[str, Family], name: str, kind: str) -> Family:
+    family = families.get(name.removeprefix("kvferry_"))
+    if name not in FROM_OTHERS or family is None or family.kind != kind:
+        raise UsageError(f"{name!r} is no {kind} that engines tell")
+    return family

@@ -1,16 +1,35 @@
-"""A node that lends what caches have in memory, to whoever may read it. Nobody writes there."""
+"""How an instance lends what its caches have in memory: by a node, and by one-sided reads.
+
+`LendingNode` answers readers over sockets; nobody writes there. `OneSided` lends the same pages to
+one-sided reads, and reads likewise: over NIXL where the settings say `transfer_channel: nixl` and
+it is installed, else from process to process on one host. Where the settings ask for TLS there are
+no one-sided reads.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from kvferry import __version__, _native
+from kvferry.base.errors import UnavailableError
+from kvferry.cache.memory import Memory
 from kvferry.config.endpoints import address_of
+from kvferry.config.peers import PeerSettings
+from kvferry.connectors.agent import Agent
+from kvferry.connectors.nixl_agent import NixlAgent, NixlMissing
+from kvferry.connectors.process_agent import ProcessAgent
 from kvferry.sharing.node import default_threads
 
-__all__ = ["USER", "LendingNode"]
+__all__ = ["USER", "LendingNode", "OneSided"]
+
+_log = logging.getLogger("kvferry.cache")
 
 USER = "peer"  # who may read, where a secret is needed
 _CONNECTIONS_MAX = 10_000
@@ -19,7 +38,7 @@ _REQUEST_BYTES_MAX = 1 << 20  # nobody sends values
 
 
 class LendingNode:
-    """Serves from its making to `stop`.
+    """A node without a pool: it serves the pages of caches, from its making to `stop`.
 
     Args:
         host: Where it listens.
@@ -109,3 +128,52 @@ class LendingNode:
     def stop(self) -> None:
         """End all connections."""
         self._native.stop()
+
+
+class OneSided:
+    """The memory of this process as one-sided reads reach it.
+
+    Args:
+        agent: Of this process.
+        node: Answers LEASE.
+    """
+
+    def __init__(self, agent: Agent, node: LendingNode) -> None:
+        self.agent = agent
+        self._node = node
+        self._lock = threading.Lock()
+        self._lent: Counter[int] = Counter()  # caches that have pages there, by address
+
+    @classmethod
+    def open(cls, settings: PeerSettings, node: LendingNode) -> Self | None:
+        """As the settings say; None: it is all sockets."""
+        nixl = settings.transfer_channel == "nixl"
+        if settings.tls:
+            if nixl:
+                _log.info("transfer_channel nixl: chunks go over TLS, and NIXL encrypts nothing")
+            return None
+        try:
+            return cls(NixlAgent() if nixl else ProcessAgent(), node)
+        except NixlMissing as error:
+            _log.info("transfer_channel nixl: chunks go over the node in its place: %s", error)
+            return cls(ProcessAgent(), node)
+
+    def lend(self, memory: Memory) -> None:
+        """Have the pages of a cache read one-sided, too."""
+        with self._lock:
+            try:
+                self.agent.lend(memory.start_address, memory.whole.nbytes, memory.whole)
+            except UnavailableError as error:
+                _log.warning("chunks are lent over sockets, not %s: %s", self.agent.way, error)
+                return
+            self._lent[memory.start_address] += 1
+            self._node.set_agent(self.agent.incarnation, self.agent.metadata)
+
+    def withdraw(self, memory: Memory) -> None:
+        """A cache ends; its pages go when no other one has some there."""
+        address = memory.start_address
+        with self._lock:
+            self._lent[address] -= 1
+            if self._lent[address] == 0:
+                self.agent.withdraw(address)
+                self._node.set_agent(self.agent.incarnation, self.agent.metadata)

@@ -1,17 +1,73 @@
-"""What the views share: tables, tiles, and what a view is."""
+"""What the page is made of: HTML elements, tables, tiles, and what a view is.
+
+Every text is escaped, and what was made here is not escaped again.
+"""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvferry.sharing.controller.controller import Controller
-from kvferry.sharing.controller.page.html import Html, el, joined
 
-__all__ = ["ROWS_MAX", "Column", "PageView", "Query", "chosen", "table", "tile"]
+__all__ = [
+    "ROWS_MAX",
+    "Column",
+    "Html",
+    "PageView",
+    "Query",
+    "chosen",
+    "el",
+    "joined",
+    "table",
+    "tile",
+]
 
 ROWS_MAX = 300
 Query = Mapping[str, str]
+_VOID = {"input", "link", "meta", "br"}
+
+
+class Html(str):
+    """A piece of a document."""
+
+
+Child = str | int | None
+
+
+def el(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element.
+
+    Args:
+        name: Of it.
+        children: Texts, numbers and elements; None: nothing.
+        attributes: `class_` is "class", `hx_get` is "hx-get" and `sse__x` is "sse:x"; True: it is
+            there without a value; None and False: it is not there.
+    """
+    said = "".join(
+        f" {_attribute(key)}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{joined(*children)}</{name}>")
+
+
+def joined(*children: Child) -> Html:
+    """Pieces behind each other."""
+    return Html(
+        "".join(
+            one if isinstance(one, Html) else html.escape(str(one))
+            for one in children
+            if one is not None
+        )
+    )
+
+
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("__", ":").replace("_", "-")
 
 
 @dataclass(frozen=True)

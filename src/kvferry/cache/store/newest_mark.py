@@ -19,7 +19,7 @@ from kvferry.cache.steps import Polled, Steps, Wait
 from kvferry.cache.store import awake
 from kvferry.chunks.generation import Mark
 
-__all__ = ["MarkSource", "Newest"]
+__all__ = ["MarkSource", "NewestMark"]
 
 # So long nothing is found where it is not known what a process that was stopped has missed; whoever
 # asks waits for less.
@@ -39,7 +39,7 @@ class MarkSource(Protocol):
         """Ask it, and tell it, in the background."""
 
 
-class Newest:
+class NewestMark:
     """See the module.
 
     Args:

@@ -1,29 +1,38 @@
-"""A node: a cache server for chunks and nothing else, in this process.
+"""A node: a cache server for chunks and nothing else, in this process or as a process.
 
     with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=4)) as node:
         print(node.endpoints)  # ['127.0.0.1:40321']
 
 Any client for Redis or Valkey works on it, with the commands that a cache needs. Its threads are
-native and never take the GIL.
+native and never take the GIL. `run_node` is the process: it says where it listens, and ends with a
+signal.
 """
 
 from __future__ import annotations
 
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from kvferry import __version__
 from kvferry._native import Node as _NativeNode
-from kvferry.base.errors import ConfigError
+from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.base.host import available_memory_bytes, usable_cores
+from kvferry.base.process import check_state_file, log_to_stderr, signals_blocked
 from kvferry.config.node import NodeSettings, NodeUser
 from kvferry.config.setting import GB
 
-__all__ = ["Node", "NodeSettings", "default_threads"]
+__all__ = ["Node", "NodeSettings", "default_threads", "run_node"]
+
+_log = logging.getLogger("kvferry.node")
 
 _THREADS_MAX = 4
 _FREE_PART = 0.8  # of the memory that is free now, as advice
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def default_threads() -> int:
@@ -107,3 +116,43 @@ def _users(settings: NodeSettings) -> list[dict[str, Any]]:
     if not settings.read_only:
         return []
     return [{"name": "default", "password": None, "read": [""], "write": [], "admin": False}]
+
+
+def run_node(
+    settings: NodeSettings, say: Callable[[list[str]], None], *, log_level: str = "info"
+) -> None:
+    """Serve until SIGTERM or SIGINT; in the main thread.
+
+    Args:
+        settings: Where it listens, what it holds, and its limits.
+        say: Is told where it listens, once it does.
+        log_level: Of what goes to stderr.
+
+    Raises:
+        KVFerryError: As `Node` and its `stop`.
+    """
+    log_to_stderr(log_level)
+    with signals_blocked(_SIGNALS):
+        with _started(settings) as node:
+            stats = node.stats()
+            _log.info(
+                "%s: %.1f GB, %s; %d values from before, %d left out",
+                " ".join(node.endpoints),
+                settings.size_gb,
+                settings.eviction_policy,
+                stats["loaded"],
+                stats["left_out"],
+            )
+            say(node.endpoints)
+            came = signal.sigwait(_SIGNALS)
+            _log.info("%s: ending", signal.Signals(came).name)
+        _log.info("ended")
+
+
+def _started(settings: NodeSettings) -> Node:
+    if settings.state_file is not None:
+        check_state_file(Path(settings.state_file))
+    try:
+        return Node(settings)
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; choose another --listen, or end who has it") from None

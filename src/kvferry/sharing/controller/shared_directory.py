@@ -33,32 +33,49 @@ from typing import Any
 import msgspec
 
 from kvferry.base.errors import CapacityError, KVFerryError, UsageError
+from kvferry.base.received import Count, Line, Name, Rank, Short
 from kvferry.base.threads import Guarded, noticed
 from kvferry.config import ClientConfig
 from kvferry.connectors.control import ControlNode
 from kvferry.sharing.controller.jobs import Jobs
-from kvferry.sharing.controller.member_logs import MemberLogs, RedisCommand, entry_id, log_name
+from kvferry.sharing.controller.member_logs import (
+    PREFIX,
+    MemberLogs,
+    RedisCommand,
+    entry_id,
+    log_name,
+)
 from kvferry.sharing.controller.members import Change, Key, Member, Members
 from kvferry.sharing.controller.quotas import Quotas, SetQuota
-from kvferry.sharing.controller.stored import (
-    COMMANDS,
-    MEMBERS,
-    QUOTAS,
-    RESULTS,
-    WANTS,
-    CommandRecord,
-    MemberRecord,
-    added,
-    deletion,
-    encode,
-    field_of,
-    key_in,
-    read_command,
-    read_record,
+from kvferry.sharing.membership.messages import (
+    Command,
+    Digest,
+    InstanceRefused,
+    Malformed,
+    MemoryUsage,
+    RegisterInstance,
+    Result,
+    WorkDone,
+    decoded,
 )
-from kvferry.sharing.membership.messages import InstanceRefused, Malformed, Result, decoded
 
-__all__ = ["Shared"]
+__all__ = [
+    "COMMANDS",
+    "MEMBERS",
+    "QUOTAS",
+    "RESULTS",
+    "WANTS",
+    "CommandRecord",
+    "MemberRecord",
+    "SharedDirectory",
+    "added",
+    "deletion",
+    "encode",
+    "field_of",
+    "key_in",
+    "read_command",
+    "read_record",
+]
 
 _log = logging.getLogger("kvferry.controller")
 
@@ -71,6 +88,61 @@ _SEND_MAX = 256
 _RECORDS = 64  # read at a time
 _ENTRIES = 192  # of a stream at a time: 3 MiB
 _WANT_AFTER_S = 2.0
+_STREAM_MAX = b"10000"
+MEMBERS, WANTS, QUOTAS = PREFIX + b"members", PREFIX + b"wants", PREFIX + b"quotas"
+COMMANDS, RESULTS = PREFIX + b"commands", PREFIX + b"results"
+
+
+class MemberRecord(msgspec.Struct, frozen=True):
+    """A member, as its home has last heard it.
+
+    Attributes:
+        home: The controller.
+        beats: How often it was heard there.
+        seq: Number up to which its log is whole; 0: it is not.
+    """
+
+    home: Short
+    instance: Name
+    rank: Rank
+    incarnation: Digest
+    host: Line
+    facts: RegisterInstance
+    usage: MemoryUsage
+    work: WorkDone
+    beats: Count
+    seq: Count
+
+
+class CommandRecord(msgspec.Struct, frozen=True):
+    """A command to a member, or what came of one."""
+
+    instance: Name
+    rank: Rank
+    what: Command | None = None
+    came: Result | None = None
+
+
+read_record = msgspec.msgpack.Decoder(MemberRecord).decode
+read_command = msgspec.msgpack.Decoder(CommandRecord).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def field_of(key: Key) -> bytes:
+    return f"{key[1]}:{key[0]}".encode()
+
+
+def key_in(field: bytes) -> Key:
+    rank, _, instance = field.decode().partition(":")
+    return instance, int(rank)
+
+
+def deletion(key: Key, incarnation: bytes) -> list[RedisCommand]:
+    return [(b"HDEL", MEMBERS, field_of(key)), (b"DEL", log_name(key, incarnation))]
+
+
+def added(stream: bytes, said: CommandRecord) -> RedisCommand:
+    return (b"XADD", stream, b"MAXLEN", b"~", _STREAM_MAX, b"*", b"said", encode(said))
 
 
 class _Followed:
@@ -83,8 +155,8 @@ class _Followed:
         self.behind_at: float | None = None  # since when its log does not come
 
 
-class Shared:
-    """See the module.
+class SharedDirectory:
+    """The part of one controller.
 
     Args:
         config: Of the store.
