@@ -26,7 +26,7 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent
 from kvferry.server.client.link import Away, ServerLink
 from kvferry.server.client.replies import new_id
-from kvferry.server.memory.locks import has_server
+from kvferry.server.memory.segments import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "ClientSession", "begin", "unregister"]
