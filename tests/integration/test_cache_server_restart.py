@@ -16,7 +16,7 @@ import pytest
 from kvferry import _native
 from kvferry.base.errors import ConfigError
 from kvferry.server import protocol as p
-from kvferry.server.memory import state
+from kvferry.server.memory import restart
 from kvferry.server.memory.segments import SHARED_MEMORY, sweep
 from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
@@ -153,13 +153,13 @@ def test_a_state_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"")
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        state.read(path)
+        restart.read(path)
     path.chmod(0o600)
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(ConfigError):
-        state.read(link)
-    assert state.read(tmp_path / "nothing") is None
+        restart.read(link)
+    assert restart.read(tmp_path / "nothing") is None
 
 
 def test_sweeping_takes_what_is_abandoned_alone() -> None:
@@ -194,5 +194,5 @@ def test_a_disk_that_is_full_keeps_no_torn_state(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        state.write(tmp_path / "state", [], [], lambda pool: [])
+        restart.write(tmp_path / "state", [], [], lambda pool: [])
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """A cache server in a cgroup with less memory than its pool: refused, or alive with a smaller pool.
 
 A real group, where this host lets us make one; what a server sees of other hosts is in
-`tests/unit/test_server_room.py`.
+`tests/unit/test_server_preflight.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from kvferry.config.server import SERVER, ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
-from kvferry.server.memory.room import check_shared_memory
+from kvferry.server.memory.preflight import check_shared_memory
 from support.config import SECRET, message, written
 
 GIB = 1 << 30

@@ -1,16 +1,17 @@
 """The cache server: one pool in shared memory for every engine process of a host.
 
     Client          the engine's side                          client/
-    protocol        what is said                               protocol.py
-    Listener        sockets: bytes to messages                 loop/listener.py, loop/zmtp.py
-    Dispatcher      the loop: messages to replies              loop/dispatch.py, loop/turns.py
-    Handlers        what each message does                     sessions/handlers.py
+    protocol        requests and replies                       protocol.py
+    EngineListener  sockets: bytes to messages                 loop/listener.py, zmtp.py
+    Dispatcher      the loop: messages to replies              loop/dispatch.py
+    Handlers        what each request does                     sessions/handlers.py
     Registry        who may register                           sessions/registry.py
     Sessions        who holds what, and until when             sessions/sessions.py
-    Shard           one identity: an engine, its memory        sessions/shard.py
-    Pools           pages within one budget                    memory/pools.py, memory/segments.py
+    IdentityShard   the cache of one identity                  sessions/shard.py
     StoreWatch      which stores can be asked                  sessions/store_watch.py
-    Server          all of it, from start to end               server.py, memory/restart.py
+    Pools           pages within one budget                    memory/pools.py, segments.py
+    restart         from one server to the next                memory/restart.py
+    Server          all of these, from start to end            server.py
     HttpSide        health, metrics, control                   http/
     run_server      signals and settings                       run.py
 

@@ -17,31 +17,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry.base.received import Count as Index
-from kvferry.base.received import Line, Seconds, Short
-from kvferry.server.requests import (
-    Abort,
-    Attached,
-    Clear,
-    Commit,
-    Counted,
-    Explain,
-    Hello,
-    LookupRequest,
-    Observe,
-    Pin,
-    Ping,
-    Prefetch,
-    Register,
-    Release,
-    Request,
-    Reserve,
-    Retrieve,
-    Speed,
-    Stats,
-    Unpin,
-    Unregister,
-)
+from kvferry.base.received import Address, FreeText, Line, Number, Seconds, Short
+from kvferry.base.received import Count as Natural
 
 __all__ = [
     "HASHES_MAX",
@@ -90,6 +67,237 @@ VERSION = 1
 HASHES_MAX = 65_536
 MESSAGE_BYTES_MAX = 4 << 20
 
+# --- Requests ---
+
+
+class _Request(msgspec.Struct, array_like=True):
+    """What every request begins with, behind its kind.
+
+    Attributes:
+        id: Of the sender's choice; the reply has it.
+        session: What `Registered` gave; 0 before.
+        timeout_ms: The sender waits no longer than this from now.
+    """
+
+    id: int
+    session: int
+    timeout_ms: Natural
+
+
+class Register(_Request, tag=1):
+    """Begin a session. Reply: `Registered`.
+
+    Attributes:
+        version: Of this protocol.
+        identity: The fields of `kvferry.Identity` by name, `layout` those of `kvferry.KVLayout`.
+        digest: The 16 bytes of the identity; who computes another one from the fields refuses.
+        software: For people, e.g. "kvferry 0.1.0".
+        pid: For people; 0: unknown.
+        process: The same for all sessions of an engine process, which share what one may have, and
+            for no other one; "": the session is alone.
+        token: What the server asks for, if it does.
+    """
+
+    version: Natural
+    identity: dict[str, Any]
+    digest: Short
+    software: FreeText = ""
+    pid: Natural = 0
+    process: Line = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Register of {self.software!r} (pid {self.pid})>"  # no secret
+
+
+class Attached(_Request, tag=2):
+    """The sender has mapped the segment and holds the lock that was named. Reply: `Done`."""
+
+
+class LookupRequest(_Request, tag=3):
+    """How much of a prompt is there. Reply: `Found`.
+
+    Attributes:
+        hashes: Of the prompt.
+        stores: Ask the stores for what memory does not have.
+        touch: What is found counts as used.
+        generation: Of the hashes; see `kvferry.chunks.generation`.
+        about: What is to know of the prompt, see the format page. With it the stores are asked as
+            long as that pays, and only what pays to load is counted.
+        source: HOST:PORT of a node that is asked too, where the server's settings allow it.
+    """
+
+    hashes: bytes
+    stores: bool = True
+    touch: bool = True
+    generation: Short = b""
+    about: list[int] = []
+    source: Address = ""
+
+
+class Reserve(_Request, tag=4):
+    """Pages for the chunks from `first` on that are neither there nor coming. Reply: `Reserved`."""
+
+    hashes: bytes
+    first: Natural = 0
+    generation: Short = b""
+
+
+class Commit(_Request, tag=5):
+    """The pages of a reservation are written. Reply: `Committed`.
+
+    Attributes:
+        ok: A byte for each page, 0 drops it; empty: all are written.
+    """
+
+    reservation: Natural
+    ok: bytes = b""
+
+
+class Abort(_Request, tag=6):
+    """The pages of a reservation will not be written. Reply: `Done`."""
+
+    reservation: Natural
+
+
+class Retrieve(_Request, tag=7):
+    """Bring the prefix of a prompt, as much of it as pays, and lease it. Reply: `Leased`.
+
+    Attributes:
+        hashes: Of the part of a prompt that is wanted.
+        tokens: Of all of it, for the decision between loading and computing.
+        about, source: See `LookupRequest`; may be empty.
+    """
+
+    hashes: bytes
+    tokens: Natural
+    generation: Short = b""
+    about: list[int] = []
+    source: Address = ""
+
+
+class Release(_Request, tag=8):
+    """Leases that are no longer needed. Reply: `Count`, of those in force all the time."""
+
+    leases: list[int]
+
+
+class Prefetch(_Request, tag=9):
+    """Bring the prefix of a prompt into memory. Reply: `Count`, of the leading chunks there.
+
+    Attributes:
+        wait: Reply when it is done; else at once, with what is there now.
+    """
+
+    hashes: bytes
+    tokens: Natural
+    wait: bool = False
+    generation: Short = b""
+
+
+class Pin(_Request, tag=10):
+    """Load the prefix of a prompt and keep it until `Unpin` or the session's end.
+
+    Reply: `Count`, of chunks.
+    """
+
+    hashes: bytes
+    tokens: Natural
+    generation: Short = b""
+
+
+class Unpin(_Request, tag=11):
+    """Undo a `Pin`. Reply: `Count`, of chunks that lost one."""
+
+    hashes: bytes
+
+
+class Stats(_Request, tag=12):
+    """Everything countable of the session's identity. Reply: `Report`."""
+
+
+class Ping(_Request, tag=13):
+    """The sender lives. Reply: `Pong`."""
+
+
+class Observe(_Request, tag=14):
+    """Computing `tokens` of a prompt behind `cached_tokens` took `took_s`. Reply: `Done`."""
+
+    tokens: Natural
+    cached_tokens: Natural
+    took_s: Seconds
+
+
+class Clear(_Request, tag=15):
+    """Forget chunks of the session's identity. Reply: `Count`, of those in memory.
+
+    Attributes:
+        stores: Else empty the memory alone.
+        everybody: Renew the generation of all engines on the server's stores.
+        ended: Else: the own half of the sender's former generation, if the sender had drawn it: it
+            is deleted some time. Empty: others may go on with it.
+    """
+
+    stores: bool = True
+    everybody: bool = False
+    ended: Short = b""
+
+
+class Unregister(_Request, tag=16):
+    """End the session: its leases and reservations end with it. Reply: `Done`."""
+
+
+class Explain(_Request, tag=17):
+    """Where each chunk of a prompt is, or why it is not. Reply: `Report`."""
+
+    hashes: bytes
+    tokens: Natural
+    generation: Short = b""
+
+
+class Hello(_Request, tag=18):
+    """What engines that come have to know. It needs no session. Reply: `Welcome`.
+
+    Attributes:
+        token: As in `Register`.
+    """
+
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Hello {self.id}>"  # no secret
+
+
+class Speed(_Request, tag=19):
+    """How long the sender's engine computes, in steps of so many tokens of prompts (0: of all);
+    a, c, d and e of `kvferry.cache.cost.prefill`. Reply: `Done`."""
+
+    coefficients: tuple[Number, Number, Number, Number]
+    step_tokens: Natural = 0
+
+
+class Counted(_Request, tag=20):
+    """What the sender's engine has counted since it said so last. Reply: `Done`.
+
+    Attributes:
+        sums: By the names of series and their labels.
+        histograms: Likewise: the sum of what was observed, and how often below each bound.
+    """
+
+    sums: dict[Line, dict[Line, Number]] = msgspec.field(default_factory=dict)
+    histograms: dict[Line, dict[Line, tuple[Number, list[Natural]]]] = msgspec.field(
+        default_factory=dict
+    )
+
+
+_OfSessions: TypeAlias = Hello | Register | Attached | Ping | Unregister
+_OfChunks: TypeAlias = LookupRequest | Reserve | Commit | Abort | Retrieve | Release | Prefetch
+_OfPrompts: TypeAlias = Pin | Unpin | Stats | Observe | Speed | Counted | Clear | Explain
+Request: TypeAlias = _OfSessions | _OfChunks | _OfPrompts
+
+
+# --- Replies ---
+
 
 class _Reply(msgspec.Struct, array_like=True):
     """What every reply begins with: the id of the request."""
@@ -132,7 +340,7 @@ class Registered(_Reply, tag=101):
         shared: Half of the generations of all engines of its stores; here and in other replies.
     """
 
-    version: Index
+    version: Natural
     session: int
     incarnation: Line
     path: str
@@ -160,8 +368,8 @@ class Found(_Reply, tag=103):
         reason: Why it is not more; see `kvferry.cache.Lookup`.
     """
 
-    tiers: dict[Line, Index]
-    coming: Index = 0
+    tiers: dict[Line, Natural]
+    coming: Natural = 0
     shared: Short = b""
     reason: Line = ""
 
@@ -176,10 +384,10 @@ class ReservedPages(_Reply, tag=104):
         shed: How many further chunks got no page.
     """
 
-    reservation: Index
+    reservation: Natural
     chunks: list[int]
     pages: list[int]
-    shed: Index = 0
+    shed: Natural = 0
 
 
 class Committed(_Reply, tag=105):
@@ -191,9 +399,9 @@ class Committed(_Reply, tag=105):
         dropped: For each store, how many will not be, because its queue is full.
     """
 
-    chunks: Index
-    queued: dict[Line, Index] = {}
-    dropped: dict[Line, Index] = {}
+    chunks: Natural
+    queued: dict[Line, Natural] = {}
+    dropped: dict[Line, Natural] = {}
 
 
 class Leased(_Reply, tag=106):
@@ -207,9 +415,9 @@ class Leased(_Reply, tag=106):
         lookup_s, load_s: Time for asking the stores, and for loading.
     """
 
-    lease: Index
+    lease: Natural
     pages: list[int]
-    tiers: dict[Line, Index]
+    tiers: dict[Line, Natural]
     reason: Line = ""
     lookup_s: Seconds = 0.0
     load_s: Seconds = 0.0
@@ -217,7 +425,7 @@ class Leased(_Reply, tag=106):
 
 
 class Count(_Reply, tag=107):
-    count: Index
+    count: Natural
 
 
 class Report(_Reply, tag=108):
@@ -240,8 +448,8 @@ class Welcome(_Reply, tag=110):
         chunk_size: Tokens of a chunk, for engines that were told none; 0: the server neither.
     """
 
-    version: Index
-    chunk_size: Index = 0
+    version: Natural
+    chunk_size: Natural = 0
 
 
 _ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure

@@ -23,7 +23,7 @@ from kvferry.base.threads import Guarded, noticed
 from kvferry.config.server import ServerConfig
 from kvferry.config.shown import server_summary
 from kvferry.server.http.view import ServerView
-from kvferry.server.memory.room import check_shared_memory
+from kvferry.server.memory.preflight import check_shared_memory
 
 if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide

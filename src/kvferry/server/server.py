@@ -14,21 +14,23 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvferry import __version__
 from kvferry.base.errors import ConfigError, UsageError
+from kvferry.base.threads import failures
 from kvferry.cache import TieredCache
 from kvferry.cache.steps import Steps
 from kvferry.config.server import ServerConfig
-from kvferry.config.setting import GB
+from kvferry.config.setting import GB, Settings, specs
+from kvferry.metrics.collector import exposition, text_of
+from kvferry.metrics.series import Family, family_of
 from kvferry.server.loop.dispatch import Dispatcher
 from kvferry.server.loop.listener import EngineListener
 from kvferry.server.memory import restart
 from kvferry.server.memory.pools import Pools
-from kvferry.server.metrics import metrics_text
-from kvferry.server.reload import merged
 from kvferry.server.sessions.handlers import Handlers
 from kvferry.server.sessions.registry import Registry
 from kvferry.server.sessions.sessions import Session, Sessions
@@ -39,7 +41,12 @@ __all__ = ["Server"]
 
 _log = logging.getLogger("kvferry.server")
 
+# The loop turns at least every `TICK_S` (0.25 s); silent for this long, it hangs.
 _BEAT_S = 2.0
+_SECRET = ("token", "http_token")
+# What can change while the server runs; the rest needs a restart.
+_LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", *_SECRET)
+_LIVE_OF_CACHE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
 
 
 class Server:
@@ -139,7 +146,7 @@ class Server:
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
-        config, done = merged(self.config, wanted)
+        config, done = _merged(self.config, wanted)
         self._take_over(config)
         for text in done:
             _log.info("reload: %s", text)
@@ -237,6 +244,89 @@ class Server:
         }
 
     def metrics_text(self) -> str:
-        """All metrics in Prometheus' text format."""
+        """All series of the server and of its caches, one for each identity, as Prometheus reads
+        them."""
         caches = [shard.cache.metrics for shard in self.shards]
-        return metrics_text(self.summary(), caches, ready=self.ready)
+        own = text_of(_families(self.summary(), ready=self.ready))
+        return own + (exposition(caches) if caches else "")
+
+
+# --- Metrics ---
+
+
+def _families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
+    """What the server itself counts, beside what each identity's cache does."""
+    protocol, pool = status["protocol"], status["pool"]
+    return [
+        _family("requests", "counter", "Messages by kind.", protocol["requests"], "kind"),
+        _family("failures", "counter", "Refusals by code.", protocol["failures"], "code"),
+        _family("received_bytes", "counter", "Bytes of requests.", protocol["received_bytes"]),
+        _family("sent_bytes", "counter", "Bytes of replies.", protocol["sent_bytes"]),
+        _family("waiting", "gauge", "Requests that wait or are worked on.", protocol["waiting"]),
+        _family("sessions", "gauge", "Engines that are registered.", len(status["sessions"])),
+        _family("sessions_ended", "counter", "Ends of sessions.", status["sessions_ended"], "why"),
+        _family(
+            "refused_engines",
+            "counter",
+            "Registrations that were refused, by code.",
+            status["refusals"]["by_code"],
+            "code",
+        ),
+        _family("fenced_pages", "gauge", "Pages of the dead.", status["fenced_pages"]),
+        _family("pool_bytes", "gauge", "Limit of the pool.", pool["bytes"]),
+        _family("pool_granted_bytes", "gauge", "Memory behind it.", pool["granted_bytes"]),
+        _family(
+            "store_available",
+            "gauge",
+            "1: the store can be asked.",
+            {name: int(bool(s["available"])) for name, s in status["stores"].items()},
+            "store",
+        ),
+        _family(
+            "store_refuses",
+            "gauge",
+            "1: it did not take what it was given last.",
+            {name: int(bool(s["refuses"])) for name, s in status["stores"].items()},
+            "store",
+        ),
+        _family("ready", "gauge", "1: engines are served.", int(ready)),
+        _family("thread_failures", "counter", "Faults in threads.", failures(), "thread"),
+    ]
+
+
+def _family(
+    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
+) -> Family:
+    return family_of(f"kvferry_server_{name}", kind, text, values, label)
+
+
+# --- Reload ---
+
+
+def _merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, list[str]]:
+    """The settings in force from now on, and in words what differs from before."""
+    texts: list[str] = []
+    cache = config.cache
+    for name, old, new in _differences(cache, wanted.cache):
+        if name in _LIVE_OF_CACHE:
+            cache = cache.replace(**{name: new})
+        texts.append(_described(name, old, new, name in _LIVE_OF_CACHE))
+    config = config.replace(cache=cache)
+    for name, old, new in _differences(config, wanted):
+        if name in ("cache", "again"):
+            continue
+        if name in _LIVE:
+            config = config.replace(**{name: new})
+        texts.append(_described(name, old, new, name in _LIVE))
+    return config, texts
+
+
+def _differences(one: Settings, other: Settings) -> list[tuple[str, Any, Any]]:
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in specs(type(one))]
+    return [(name, old, new) for name, old, new in pairs if old != new]
+
+
+def _described(name: str, old: object, new: object, live: bool) -> str:
+    if not live:
+        return f"{name} has changed and needs a restart"
+    return f"{name} has changed" if name in _SECRET else f"{name} is {new} now, was {old}"

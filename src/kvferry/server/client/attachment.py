@@ -10,6 +10,7 @@ it. With it stays the lock that tells the server so, which gives the pages to no
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import threading
@@ -18,15 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from kvferry import __version__, _native
-from kvferry.base import exit as _exit  # noqa: F401
 from kvferry.base.errors import ConfigError, KVFerryError, UsageError
 from kvferry.base.threads import Guarded
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
+from kvferry.server.client.channel import new_id
 from kvferry.server.client.link import Away, ServerLink
-from kvferry.server.client.replies import new_id
 from kvferry.server.client.session_connection import Gone, ServerControl, ServerRefused, Silent
-from kvferry.server.memory.locks import has_server
+from kvferry.server.memory.segments import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "ClientSession", "begin", "unregister"]
@@ -221,3 +221,13 @@ def _need_owner(path: str) -> None:
         os.close(descriptor)
     if not owned:
         raise UsageError("no cache server owns it")
+
+
+def _announce_exit() -> None:
+    """A daemon thread that comes back from native code to an interpreter that has ended would abort
+    the process. So the exit is announced, and such threads park; see bindings/gil.hpp."""
+    _native.begin_exit()
+    _native.await_parked()
+
+
+atexit.register(_announce_exit)

@@ -1,30 +1,97 @@
-"""A connection to a server: a plain socket that speaks ZMTP.
+"""A connection to a server, the ids of requests, and what a client counts.
 
-Who waits for a reply is woken by the reply itself. Through a library with a thread of its own that
-would be woken first, and pass it on: several times the cost of all the rest; see
-docs/decisions/0015-the-servers-socket.md.
+The connection is a plain socket that speaks ZMTP, so the reply itself wakes the thread that waits
+for it. A library with a thread of its own would be woken first, and pass the reply on: several
+times the cost of all the rest; see docs/decisions/0015-the-servers-socket.md.
 
-Threads: one at a time.
+Threads: one at a time for a `Channel`; any for the rest.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
+from typing import Final
+
+import msgspec
 
 from kvferry.server.loop.zmtp import GREETING, READY_CLIENT, ZmtpError, ZmtpParser, framed
-from kvferry.server.protocol import MESSAGE_BYTES_MAX
+from kvferry.server.protocol import MESSAGE_BYTES_MAX, Reply, decode_reply
 
-__all__ = ["Broken", "Channel", "NoServer"]
+__all__ = ["Broken", "Channel", "Counters", "NoServer", "new_id", "read_reply"]
 
 # An answer from memory takes no longer, if all is well; until then nothing else is waited for.
 _SOON_MS = 2
 _READ_BYTES = 1 << 15
+
+_ids = itertools.count(int.from_bytes(os.urandom(4), "little"))
+
+_COUNTED: Final = (
+    "requests",  # sent to the server
+    "unavailable",  # calls that were answered without it, because it is away
+    "timeouts",  # requests without an answer in time
+    "failures",  # requests that the server refused
+    "nonsense",  # replies that cannot be right; what they say was not done
+    "reconnects",  # sessions after the first one
+    "lost_leases",  # leases and reservations that had ended before their use did
+    "bytes_stored",  # copied into shared pages, and committed
+    "bytes_retrieved",  # copied out of shared pages, or shown in them
+    "socket_bytes_sent",  # of all messages
+    "socket_bytes_received",
+)
+
+
+class Counters:
+    """Numbers that only grow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values = dict.fromkeys(_COUNTED, 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Add to one of them."""
+        with self._lock:
+            self._values[name] += count
+
+    def asked(self, sent: int) -> None:
+        """A request of so many bytes was sent."""
+        with self._lock:
+            self._values["requests"] += 1
+            self._values["socket_bytes_sent"] += sent
+
+    def exchanged(self, sent: int, received: int) -> None:
+        """Bytes went over a socket."""
+        with self._lock:
+            self._values["socket_bytes_sent"] += sent
+            self._values["socket_bytes_received"] += received
+
+    def read(self) -> dict[str, int]:
+        """All of them, at one moment."""
+        with self._lock:
+            return dict(self._values)
+
+
+def new_id() -> int:
+    """An id for a request; no other request of this process has it."""
+    return next(_ids)
+
+
+def read_reply(frame: bytes, counters: Counters) -> Reply | None:
+    """A reply as it came, counted; None: it is none."""
+    counters.exchanged(0, len(frame))
+    try:
+        reply: Reply = decode_reply(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        counters.add("nonsense")
+        return None
+    return reply
 
 
 class Broken(Exception):

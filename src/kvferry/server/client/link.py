@@ -17,9 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvferry.server.client.channel import Broken, Channel
-from kvferry.server.client.counters import Counters
-from kvferry.server.client.replies import read_reply
+from kvferry.server.client.channel import Broken, Channel, Counters, read_reply
 from kvferry.server.protocol import Reply, Request, encode
 
 __all__ = ["Away", "LinkTimedOut", "ServerLink"]

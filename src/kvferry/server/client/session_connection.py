@@ -2,7 +2,7 @@
 
 It tells three things apart: the server is not there, it is there, and what is there is none. A
 server that dies closes its sockets, which the kernel does for it: `Gone` is raised within
-milliseconds.
+milliseconds. `greet` uses such a connection once, before there is an identity to register with.
 
 Threads: one, that of the session. A `Wake` may be called by any.
 """
@@ -16,12 +16,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kvferry.base.shown import in_line
-from kvferry.server.client.channel import Broken, Channel, NoServer
-from kvferry.server.client.counters import Counters
-from kvferry.server.client.replies import read_reply
-from kvferry.server.protocol import Failure, Reply, Request, encode
+from kvferry.server.client.address import read_url, token_reader
+from kvferry.server.client.channel import Broken, Channel, Counters, NoServer, new_id, read_reply
+from kvferry.server.protocol import Failure, Hello, Reply, Request, Welcome, encode
 
-__all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake"]
+__all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake", "greet"]
 
 T = TypeVar("T", bound=Reply)
 
@@ -192,3 +191,34 @@ class ServerControl:
         except Broken:
             self._wake.sleep(min(self._retry_s, until - time.monotonic()))
             self._retry_s = min(2 * self._retry_s, _RETRY_S[1])
+
+
+def greet(
+    url: str | None = None,
+    *,
+    token_file: str | os.PathLike[str] | None = None,
+    timeout_s: float,
+) -> Welcome | None:
+    """What a server was started with; None: it is away, or does not say.
+
+    Args:
+        url, token_file: As for `Client`.
+        timeout_s: What connecting and asking may take together.
+
+    Raises:
+        ConfigError: `url` or the file of the token cannot be.
+    """
+    token = token_reader(token_file)()
+    until = time.monotonic() + timeout_s
+    control = ServerControl(read_url(url), Counters(), Wake())
+    try:
+        while not control.connected and time.monotonic() < until:
+            control.poll(until)
+        left_s = until - time.monotonic()
+        if not control.connected or left_s <= 0:
+            return None
+        return control.ask(Hello(new_id(), 0, int(left_s * 1000), token), Welcome, left_s)
+    except (Gone, ServerRefused, Silent):
+        return None
+    finally:
+        control.close()

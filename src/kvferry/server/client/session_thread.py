@@ -19,18 +19,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from kvferry.base.shown import in_line
 from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
-from kvferry.server.client.availability_log import AvailabilityLog
-from kvferry.server.client.counters import Counters
+from kvferry.server.client.channel import Counters, new_id
 from kvferry.server.client.link import ServerLink
-from kvferry.server.client.release_queue import ReleaseQueue
-from kvferry.server.client.replies import new_id
 from kvferry.server.client.session_connection import (
     Gone,
     ServerControl,
@@ -39,7 +37,17 @@ from kvferry.server.client.session_connection import (
     Stopped,
     Wake,
 )
-from kvferry.server.protocol import Failure, Ping, Pong
+from kvferry.server.protocol import (
+    Abort,
+    Failure,
+    Leased,
+    Ping,
+    Pong,
+    Release,
+    Reply,
+    Request,
+    ReservedPages,
+)
 
 __all__ = ["SessionThread"]
 
@@ -54,6 +62,11 @@ _LOOK_S = 2.0
 _PATIENCE = 2.0
 # A ping that asks whether a late answer means anything may take so long until it does.
 _SUSPECT_S = 0.25
+# A server that is back sooner was hardly away, and the log does not say that it went.
+_ABSENT_S = 1.0
+# Releases that wait to be sent; beyond, the oldest are left to the server.
+_RELEASES_MAX = 10_000
+_RELEASE_TIMEOUT_MS = 1000
 
 
 class _Ended(Exception):
@@ -92,7 +105,7 @@ class SessionThread:
         self._token = token
         self._counters = counters
         self._prefault = prefault
-        self._availability = AvailabilityLog(url)
+        self._availability = _AvailabilityLog(url)
         self._wake = Wake()
         self._lost: ClientSession | None = None
         self._suspected: ClientSession | None = None
@@ -278,3 +291,86 @@ class SessionThread:
         except ServerRefused:
             pass
         return until - time.monotonic()
+
+
+class ReleaseQueue:
+    """Leases and reservations that nobody waits for: they are ended some time soon.
+
+    Of a result that was dropped without `release`, a store that failed, a reply that came too late:
+    their owners cannot or must not wait. What is not sent in the end, the server ends by itself.
+
+    Threads: any; also destructors, at any moment: no lock is taken.
+
+    Args:
+        wake: Called when there is something to send.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._pid = os.getpid()
+        self._queue: deque[Request] = deque(maxlen=_RELEASES_MAX)
+
+    def lease(self, session: int, lease: int) -> None:
+        """A lease of a session is not needed any more."""
+        if lease:
+            self._put(Release(new_id(), session, _RELEASE_TIMEOUT_MS, [lease]))
+
+    def reservation(self, session: int, reservation: int) -> None:
+        """The pages of a reservation will not be written."""
+        if reservation:
+            self._put(Abort(new_id(), session, _RELEASE_TIMEOUT_MS, reservation))
+
+    def late(self, session: int, reply: Reply) -> None:
+        """A reply that came too late: what it gives goes back."""
+        if isinstance(reply, Leased):
+            self.lease(session, reply.lease)
+        elif isinstance(reply, ReservedPages):
+            self.reservation(session, reply.reservation)
+
+    def take(self, session: int) -> Iterator[Request]:
+        """What is to be sent in this session; what is of others has ended with them."""
+        while self._queue:
+            request = self._queue.popleft()
+            if request.session == session:
+                yield request
+
+    def _put(self, request: Request) -> None:
+        if os.getpid() == self._pid:  # else it is the parent's after a fork
+            self._queue.append(request)
+            self._wake()
+
+
+class _AvailabilityLog:
+    """One warning for each absence of the server, one error for each refusal.
+
+    Threads: one, that of the session.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._since = time.monotonic()
+        self._told = False
+        self._refusal = ""
+
+    def missed(self, why: str, *, at_once: bool = False) -> None:
+        """There is no server; not to be told yet if that began just now."""
+        late = time.monotonic() > self._since + _ABSENT_S
+        if not self._told and not self._refusal and (at_once or late):
+            _log.warning("no cache server at %s (%s): going on without cache", self._url, why)
+            self._told = True
+
+    def refused(self, why: str) -> None:
+        """There is one, and it does not work with us."""
+        if self._refusal != why:
+            _log.error("the cache server at %s is of no use to us: %s", self._url, why)
+        self._refusal = why
+
+    def there(self) -> None:
+        """There is one."""
+        if self._told or self._refusal:
+            _log.info("the cache server at %s is back", self._url)
+        self._told, self._refusal = False, ""
+
+    def gone(self) -> None:
+        """There is none from now on."""
+        self._since = time.monotonic()

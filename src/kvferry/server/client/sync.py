@@ -27,15 +27,20 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self, TypeVar
+
+import msgspec
 
 from kvferry.base.errors import ClosedError, UnavailableError
 from kvferry.base.threads import Workers
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.clearing import check_clear
-from kvferry.cache.cost.prefill import Coefficients
-from kvferry.cache.explain import Explanation
+from kvferry.cache.cost.load_or_compute import decide
+from kvferry.cache.cost.prefill import Coefficients, PrefillModel
+from kvferry.cache.explain import ChunkPlace, Explanation
 from kvferry.cache.request_log import RequestLog
+from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.generation import (
     FIRST,
     after_clear,
@@ -48,16 +53,19 @@ from kvferry.chunks.generation import (
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.prompt import Prompt, Tokens, read_prompt
 from kvferry.client.buffers import BufferLike
+from kvferry.config.remote_sources import show_node
+from kvferry.server import protocol
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.counters import Counters
-from kvferry.server.client.questions import LookupQuestions
+from kvferry.server.client.channel import Counters
 from kvferry.server.client.session_thread import SessionThread
-from kvferry.server.client.transfer import Transfer
+from kvferry.server.client.transfer import Transfer, about_of, in_tokens
+from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
 
 __all__ = ["Client"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 
 _log = logging.getLogger("kvferry.server.client")
 
@@ -65,6 +73,9 @@ _FIRST_WAIT_S = 0.5
 _COPY_THREADS = 4
 _BACKGROUND_THREADS = 8
 _OVER_MAX = 1000
+# Of the time for a lookup, what the server may spend on asking stores.
+_STORES_SHARE = 0.8
+_EVERYBODY_S = 15.0  # for stores that have to answer, one after the other
 
 
 class Client:
@@ -123,7 +134,6 @@ class Client:
         self._finalizer = weakref.finalize(self, self._sessions.close)
         self._caller = Caller(self._sessions, self._counters, timeout_s)
         threads = copy_threads or min(_COPY_THREADS, os.cpu_count() or 1)
-        self._questions = LookupQuestions(self._caller)
         self._transfer = Transfer(self._caller, self.layout, threads)
         self._sessions.wait(_FIRST_WAIT_S)
 
@@ -157,18 +167,37 @@ class Client:
                 Without `timeout_s` the server asks its stores as long as that can pay.
         """
         prompt = self._read(tokens)
-        found = self._questions.look(prompt, timeout_s, limit_s, touch=True)
+        found = self._look(prompt, timeout_s, limit_s, touch=True)
         if self._outdated(tokens, prompt):
-            found = self._questions.look(self._read(tokens), timeout_s, limit_s, touch=True)
+            found = self._look(self._read(tokens), timeout_s, limit_s, touch=True)
         return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
-        return self._questions.look(self._read(tokens), timeout_s, touch=False).tokens
+        return self._look(self._read(tokens), timeout_s, touch=False).tokens
 
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
         """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
-        return self._questions.explain(self._read(tokens), timeout_s)
+        prompt = self._read(tokens)
+        fields = (prompt.first(HASHES_MAX), prompt.tokens, prompt.generation)
+        report = self._ask(Report, protocol.Explain, *fields, waits_s=timeout_s)
+        if report is not None:
+            try:
+                return msgspec.convert(report.report, Explanation)
+            except msgspec.ValidationError:
+                self._caller.nonsense()
+        why = "no cache server answers"
+        return Explanation(
+            tokens=prompt.tokens,
+            chunk_size=prompt.chunk_size,
+            places=tuple(
+                ChunkPlace(chunk=chunk, where=(), memory="absent", why=why)
+                for chunk in range(prompt.chunks)
+            ),
+            decision=decide(prompt.tokens, 0, [], PrefillModel()),
+            stores={},
+            identities=(),
+        )
 
     # --- Loading ---
 
@@ -222,7 +251,10 @@ class Client:
     def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
         """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
         prompt, limit_s = self._read(tokens), self._limit(timeout_s)
-        return self._start(self._questions.prefetch, prompt, limit_s)
+        fields = (prompt.tokens, True, prompt.generation)
+        return self._start(
+            partial(self._count, prompt, protocol.Prefetch, *fields, waits_s=limit_s)
+        )
 
     # --- Storing ---
 
@@ -254,11 +286,13 @@ class Client:
 
     def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are."""
-        return self._questions.pin(self._read(tokens), self._limit(timeout_s))
+        prompt = self._read(tokens)
+        fields, limit_s = (prompt.tokens, prompt.generation), self._limit(timeout_s)
+        return self._count(prompt, protocol.Pin, *fields, waits_s=limit_s)
 
     def unpin(self, tokens: Tokens) -> int:
         """Undo a `pin`; how many tokens lost one."""
-        return self._questions.unpin(self._read(tokens))
+        return self._count(self._read(tokens), protocol.Unpin)
 
     @property
     def generation(self) -> bytes:
@@ -287,9 +321,7 @@ class Client:
             ended = self._own
             self._own = after_clear(weights_version)
             return self.renewed(ended, self._own)
-        count = self._questions.clear(
-            self._retrieve_timeout_s, stores=stores, everybody=everybody, ended=b""
-        )
+        count = self._clear(stores=stores, everybody=everybody, ended=b"")
         if everybody and count is None:
             raise UnavailableError(f"{self.url} did not clear for everybody; do it again")
         return count or 0
@@ -310,25 +342,24 @@ class Client:
             while len(self._over) > _OVER_MAX:
                 self._over.popitem(last=False)
         gone = ended if drawn_here(ended) else b""  # others may go on with all else
-        limit_s = self._retrieve_timeout_s
-        return self._questions.clear(limit_s, stores=True, everybody=False, ended=gone) or 0
+        return self._clear(stores=True, everybody=False, ended=gone) or 0
 
     # --- Knowing ---
 
     def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
         """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens."""
         self._check_open()
-        self._questions.observe(tokens, cached_tokens, took_s)
+        self._ask(Done, protocol.Observe, tokens, cached_tokens, took_s)
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
         """Tell how long the engine computes, as it was learnt; see `kvferry.cache.cost.prefill`."""
         self._check_open()
-        self._questions.speed(coefficients, step_tokens)
+        self._ask(Done, protocol.Speed, coefficients, step_tokens)
 
     def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
         """Have the server's metrics contain what only its engine can know; see `Counted`."""
         self._check_open()
-        self._questions.counted(sums, histograms)
+        self._ask(Done, protocol.Counted, sums, histograms)
 
     def stats(self) -> dict[str, Any]:
         """What this client counted, and under "server" what its server did; {} without one.
@@ -337,14 +368,15 @@ class Client:
         """
         self._check_open()
         session = self._sessions.session
-        return {
+        known = {
             **self._counters.read(),
             "url": self.url,
             "available": self.available,
             "refused": self.refused,
             "incarnation": session.incarnation if session is not None else "",
-            "server": self._questions.stats(),
         }
+        report = self._ask(Report, protocol.Stats)
+        return {**known, "server": report.report if report is not None else {}}
 
     def close(self) -> None:
         """End the session: what it holds is released, what it stored stays.
@@ -367,6 +399,79 @@ class Client:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "available" if self.available else "away"
         return f"<Client {self.identity.model!r} {self.url} {state}>"
+
+    # --- Questions: what moves no chunk ---
+
+    def _look(
+        self,
+        prompt: Prompt,
+        timeout_s: float | None,
+        limit_s: float | None = None,
+        *,
+        touch: bool,
+    ) -> Lookup:
+        """How much of a prompt there is; without a server, nothing."""
+        nothing = Lookup(tokens=0, tiers={MEMORY: 0})
+        if not prompt.chunks:
+            return nothing
+        patient = False
+        if timeout_s is not None and limit_s is None:
+            limits = {"waits_s": timeout_s}
+        else:
+            patient = timeout_s is None and limit_s is not None
+            limit_s = self._caller.timeout_s if limit_s is None else limit_s
+            waits_s = limit_s * _STORES_SHARE
+            waits_s = waits_s if timeout_s is None else min(waits_s, timeout_s)
+            limits = {"waits_s": waits_s, "limit_s": limit_s}
+        found = self._ask(
+            Found,
+            protocol.LookupRequest,
+            prompt.first(HASHES_MAX),
+            True,
+            touch,
+            prompt.generation,
+            about_of(prompt) if patient else [],
+            show_node(prompt.source),
+            **limits,
+        )
+        if found is None:
+            return nothing
+        size = prompt.chunk_size
+        tiers = in_tokens(found.tiers, size)
+        # What is coming into memory a store may have as well.
+        ends = (sum(tiers.values()), tiers.get(MEMORY, 0) + found.coming * size)
+        if max(ends) > prompt.chunks * size or found.coming < 0:
+            self._caller.nonsense()
+            return nothing
+        return Lookup(
+            tokens=sum(tiers.values()),
+            tiers=tiers,
+            arriving_tokens=found.coming * size,
+            reason=found.reason,
+        )
+
+    def _clear(self, *, stores: bool, everybody: bool, ended: bytes) -> int | None:
+        """Forget chunks, see `protocol.Clear`; how many in memory, None if nobody answers.
+
+        Raises:
+            UsageError, UnavailableError: `everybody`, and the server refuses.
+        """
+        limits = {}
+        if everybody:
+            limits = {"waits_s": max(self._retrieve_timeout_s, _EVERYBODY_S), "raises": True}
+        count = self._ask(Count, protocol.Clear, stores, everybody, ended, **limits)
+        return max(0, count.count) if count is not None else None
+
+    def _count(self, prompt: Prompt, kind: type[Request], *fields: Any, **limits: float) -> int:
+        """A request about a prompt that is answered with a number of chunks; in tokens."""
+        if not prompt.chunks:
+            return 0
+        told = self._ask(Count, kind, prompt.first(HASHES_MAX), *fields, **limits)
+        return min(max(0, told.count), prompt.chunks) * prompt.chunk_size if told else 0
+
+    def _ask(self, answer: type[R], kind: type[Request], *fields: Any, **limits: Any) -> R | None:
+        session = self._caller.session()
+        return self._caller.ask(session, answer, kind, *fields, **limits) if session else None
 
     # --- Inside ---
 

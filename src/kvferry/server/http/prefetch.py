@@ -1,27 +1,35 @@
-"""Warming the pool from token files: jobs, one after the other, whose progress can be asked for."""
+"""Warming the pool from token files: jobs, one after the other, whose progress can be asked for.
+
+A token file is a JSON list of numbers, or a NumPy array. No error quotes what is in a file: whoever
+may name one need not be allowed to read it.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import queue
 import secrets
+import stat
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-from kvferry.base.errors import KVFerryError
+from kvferry.base.errors import KVFerryError, UsageError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache import TieredCache
 from kvferry.http.answers import CallError
-from kvferry.http.bodies import ById
+from kvferry.http.bodies import ById, numbers
 from kvferry.http.waits import AnswerLater, Ended
 from kvferry.server.http import http_calls as calls
 from kvferry.server.http.http_calls import IdentityName, SaltHex, Whose
-from kvferry.server.http.token_files import read_tokens
 from kvferry.server.http.view import ServerView
 
 __all__ = ["Prefetches"]
@@ -34,6 +42,9 @@ _KEPT_MAX = 256
 _WAIT_S = 60.0
 _WAIT_MAX_S = 600.0
 _GRACE_S = 5.0  # of a load beyond its own limit
+_FILE_BYTES_MAX = 64 << 20
+_MAGIC = b"\x93NUMPY"
+_ELEMENTS = ("<i4", "<u4", "<i8")
 
 
 class PrefetchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -184,7 +195,7 @@ class Prefetches:
         began = time.monotonic()
         result: PrefetchFile = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
         try:
-            prompt = calls.prompt_of(job.cache, read_tokens(file), job.salt)
+            prompt = calls.prompt_of(job.cache, _read_tokens(file), job.salt)
             result["prompt_tokens"] = prompt.tokens
             limit_s = job.cache.config.retrieve_timeout_s + _GRACE_S
             result["tokens"] = job.cache.prefetch(prompt).result(limit_s)
@@ -199,3 +210,54 @@ class Prefetches:
             result["error"] = "internal error; the log of the server says more"
         result["took_s"] = round(time.monotonic() - began, 6)
         return result
+
+
+def _read_tokens(path: str) -> Sequence[int]:
+    """The tokens of a file; those of an array as a buffer.
+
+    Raises:
+        UsageError: It cannot be read, is too large, or holds something else.
+    """
+    raw = _content(path)
+    return _array(path, raw) if raw.startswith(_MAGIC) else _list(path, raw)
+
+
+def _content(path: str) -> bytes:
+    if not path or "\0" in path or not os.path.isabs(path):
+        raise UsageError(f"{path!r}: name token files by absolute paths on the host of the server")
+    try:
+        # A pipe or device would block, or do something.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(handle, "rb") as stream:
+            regular = stat.S_ISREG(os.fstat(handle).st_mode)
+            raw = stream.read(_FILE_BYTES_MAX + 1) if regular else b""
+    except OSError:
+        regular, raw = False, b""
+    if not regular:
+        raise UsageError(f"{path} cannot be read, or is no file")
+    if len(raw) > _FILE_BYTES_MAX:
+        raise UsageError(f"{path} is larger than {_FILE_BYTES_MAX} bytes")
+    return raw
+
+
+def _list(path: str, raw: bytes) -> Sequence[int]:
+    try:
+        return numbers(raw)
+    except UsageError:
+        pass
+    raise UsageError(f"{path} is neither a JSON list of whole numbers nor a .npy file")
+
+
+def _array(path: str, raw: bytes) -> memoryview[Any]:
+    import numpy as np  # only who names such a file pays for it
+
+    stream, found = io.BytesIO(raw), None
+    with suppress(Exception):  # for headers that cannot be, NumPy has no common one
+        found = np.load(stream, allow_pickle=False)
+    if found is None:
+        raise UsageError(f"{path} is no whole .npy file")
+    if found.dtype.str not in _ELEMENTS:
+        raise UsageError(f"{path} is no array of int32, uint32 or int64 in little-endian order")
+    if found.ndim != 1 or stream.read(1):
+        raise UsageError(f"{path} is not one array of one dimension")
+    return memoryview(found)

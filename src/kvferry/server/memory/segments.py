@@ -1,28 +1,46 @@
-"""Where shared segments live, what they are called, and how those of dead servers go.
+"""Shared segments as files: where they live, their names and locks, and how stale ones are removed.
 
 A segment is a file of /dev/shm, or of a file system of huge pages, that only its user may open. Its
-name cannot be guessed. The server holds a lock on it for as long as it lives, so whoever can take
-that lock has found the segment of a server that was killed.
+name cannot be guessed. Its server and each session lock one byte of it, far behind the end of every
+file; see docs/formats/server.md. The locks are those of open file descriptions, so the kernel ends
+them with whoever has them: a segment that no server locks is left of one that was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
+import struct
 from pathlib import Path
 
 from kvferry import _native
 from kvferry.base.errors import ConfigError
-from kvferry.server.memory.locks import has_server
-from kvferry.server.memory.room import hugetlbfs
 
-__all__ = ["create_segment", "directory", "sweep"]
+__all__ = ["FIRST_SESSION_LOCK", "create_segment", "directory", "has_server", "hugetlbfs", "sweep"]
 
 _log = logging.getLogger("kvferry.server")
 
 SHARED_MEMORY = Path("/dev/shm")
+MOUNTS = Path("/proc/mounts")
+
+# As `kOwnerLock` of native/mem/shared_segment.hpp.
+_SERVER_LOCK = 1 << 60
+FIRST_SESSION_LOCK = 1 << 61
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+
+
+def has_server(segment: int) -> bool:
+    """Whether a server lives that has this open file as a segment.
+
+    Raises:
+        OSError: The system does not say.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _SERVER_LOCK, 1, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(segment, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
 
 
 def directory(hugepages: bool) -> Path:
@@ -35,6 +53,15 @@ def directory(hugepages: bool) -> Path:
             "(mount one with: mount -t hugetlbfs none /dev/hugepages)"
         )
     return SHARED_MEMORY
+
+
+def hugetlbfs(mounts: Path = MOUNTS) -> Path | None:
+    """Where huge pages are files in a directory that we may write to, if anywhere."""
+    for line in mounts.read_text().splitlines():
+        words = line.split()
+        if len(words) > 2 and words[2] == "hugetlbfs" and os.access(words[1], os.W_OK):
+            return Path(words[1])
+    return None
 
 
 def create_segment(

@@ -1,4 +1,9 @@
-"""Who may register, and the shards that are there because somebody did."""
+"""Who may register, the shards that are there because an engine did, and who was refused.
+
+A client that is refused asks again every few seconds. That is one line in the log, a warning, until
+it is accepted, is refused for another kind of reason, or was silent for a while. A limited number
+of clients is kept, and no others are logged: strangers cannot fill the log.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,17 @@ import hmac
 import logging
 import threading
 import time
+from dataclasses import dataclass
+from typing import Any
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.shown import in_line
 from kvferry.chunks.identity import Identity
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
 from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import RequestRefused
 from kvferry.server.memory.pools import Pools
-from kvferry.server.sessions.refused_engines import RefusedRegistrations
 from kvferry.server.sessions.sessions import SESSIONS_MAX, Sessions
 from kvferry.server.sessions.shard import IdentityShard, Loop, identity_of
 
@@ -28,6 +35,11 @@ _SHARDS_MAX = 256
 # How long the first engine of an identity waits for its stores to be opened, which takes them some
 # milliseconds as a rule. Those that take longer join later.
 _OPENING_S = 0.25
+# Clients ask again every 10 s.
+_SILENT_S = 60.0
+_REFUSED_MAX = 64
+_WORD_MAX = 80
+_TEXT_MAX = 400
 
 
 class Registry:
@@ -161,3 +173,90 @@ class Registry:
     def _refused(self, request: p.Register, code: str, text: str) -> RequestRefused:
         self.refusals.add(request, code, text)
         return RequestRefused(code, text)
+
+
+@dataclass(slots=True)
+class _RefusedEngine:
+    software: str
+    pid: int
+    model: str
+    code: str
+    text: str
+    count: int
+    at: float
+
+
+class RefusedRegistrations:
+    """Engines that are refused at present: for the log, `kvferry top` and metrics. Threads: any.
+
+    Attributes:
+        by_code: How many registrations were refused, by the code of their `Failure`.
+    """
+
+    def __init__(self) -> None:
+        self.by_code: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._engines: dict[tuple[int, bytes], _RefusedEngine] = {}
+
+    def add(self, request: p.Register, code: str, text: str) -> None:
+        """It was refused."""
+        model = request.identity.get("model")
+        now = time.monotonic()
+        one = _RefusedEngine(
+            in_line(request.software, _WORD_MAX),
+            request.pid,
+            in_line(model if isinstance(model, str) else "?", _WORD_MAX),
+            code,
+            in_line(text, _TEXT_MAX),
+            1,
+            now,
+        )
+        with self._lock:
+            self.by_code[code] = self.by_code.get(code, 0) + 1
+            self._forget(now)
+            before = self._engines.get(_client_of(request))
+            if before is not None:
+                one.count += before.count
+            elif len(self._engines) >= _REFUSED_MAX:
+                return
+            self._engines[_client_of(request)] = one
+        if before is None or before.code != code:
+            _log.warning(
+                "an engine was refused: %s (pid %d) with %s: %s",
+                one.software or "it",
+                one.pid,
+                one.model,
+                one.text,
+            )
+
+    def accepted(self, request: p.Register) -> None:
+        """It has a session now."""
+        with self._lock:
+            self._engines.pop(_client_of(request), None)
+
+    def status(self) -> dict[str, Any]:
+        """The count by code, and engines that are refused at present."""
+        now = time.monotonic()
+        with self._lock:
+            self._forget(now)
+            engines = [
+                {
+                    "software": one.software,
+                    "pid": one.pid,
+                    "model": one.model,
+                    "code": one.code,
+                    "text": one.text,
+                    "count": one.count,
+                    "silent_s": round(now - one.at, 3),
+                }
+                for one in self._engines.values()
+            ]
+            return {"by_code": dict(self.by_code), "engines": engines}
+
+    def _forget(self, now: float) -> None:
+        for key in [key for key, one in self._engines.items() if now - one.at > _SILENT_S]:
+            del self._engines[key]
+
+
+def _client_of(request: p.Register) -> tuple[int, bytes]:
+    return request.pid, request.digest[:DIGEST_BYTES]

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 
 from kvferry.cache.memory import Reserved
 from kvferry.chunks.prompt import Prompt
-from kvferry.server.memory.locks import FIRST_SESSION_LOCK
 from kvferry.server.memory.pools import Pool, page_index
+from kvferry.server.memory.segments import FIRST_SESSION_LOCK
 from kvferry.server.sessions.shard import IdentityShard
 
 __all__ = ["Session", "Sessions", "Writing"]

@@ -15,7 +15,7 @@ from kvferry.config.cache import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.server.memory import pools
 from kvferry.server.memory.pools import Pools, SharedMemory
-from kvferry.server.memory.room import check_shared_memory
+from kvferry.server.memory.preflight import check_shared_memory
 from support.stamps import until
 
 GIB, MIB = 1 << 30, 1 << 20

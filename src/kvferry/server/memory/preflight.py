@@ -1,4 +1,4 @@
-"""Whether the system can give a pool the memory that the settings promise."""
+"""Before a server starts: whether the system can give the pool the memory that it is to have."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from kvferry.base.errors import ConfigError
 from kvferry.base.host import CGROUP, PROC, available_memory_bytes, memory_limit_bytes
 from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB
-from kvferry.server.memory.locks import has_server
+from kvferry.server.memory.segments import MOUNTS, SHARED_MEMORY, has_server, hugetlbfs
 
-__all__ = ["check_shared_memory", "hugetlbfs"]
+__all__ = ["check_shared_memory"]
 
 _log = logging.getLogger("kvferry.server")
 
-SHM = Path("/dev/shm")
-MOUNTS = PROC / "mounts"
 NODES = Path("/sys/devices/system/node")
 
 
 def check_shared_memory(
     config: ServerConfig,
     *,
-    shm: Path = SHM,
+    shm: Path = SHARED_MEMORY,
     proc: Path = PROC,
     cgroup: Path = CGROUP,
     mounts: Path = MOUNTS,
@@ -116,15 +114,6 @@ def _check_hugepages(config: ServerConfig, meminfo: Path, mounts: Path) -> None:
             f"l1_size_gb is {_gb(wanted)} and huge pages of {_gb(free)} are free: lower "
             f"--l1-size-gb, or set more aside (sysctl vm.nr_hugepages={need})"
         )
-
-
-def hugetlbfs(mounts: Path = MOUNTS) -> Path | None:
-    """Where huge pages are files in a directory that we may write to, if anywhere."""
-    for line in mounts.read_text().splitlines():
-        words = line.split()
-        if len(words) > 2 and words[2] == "hugetlbfs" and os.access(words[1], os.W_OK):
-            return Path(words[1])
-    return None
 
 
 def _gb(size_bytes: int) -> str:
