@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from kvferry.integrations.vllm.connector.counts import COUNTS
-from kvferry.integrations.vllm.series import unregister_series
+from kvferry.metrics.collector import unregister_series
 from kvferry.metrics.deltas import add_deltas, observations
 from kvferry.metrics.families import cache_families
 
