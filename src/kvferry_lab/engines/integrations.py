@@ -82,7 +82,7 @@ def open_integration(name: str, setting: IntegrationSetting) -> Iterator[OpenInt
     if name == "none":
         yield OpenIntegration(None)
     elif name == "tier":
-        module = f"{_OURS}.tier_connector"
+        module = f"{_OURS}.tier"
         yield OpenIntegration(_transfer("KvferryTierConnector", module, _tier(setting)))
     elif name == "connector":
         values = {

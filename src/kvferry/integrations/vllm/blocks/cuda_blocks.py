@@ -3,10 +3,12 @@
     blocks --batch of DMA--> page                       pages that are pinned (`CudaBlocks.pin`)
     blocks --index_select--> a chunk on the device --DMA--> pinned --memcpy--> page       all others
 
-The blocks of a chunk lie in many places. A driver that takes all of them in one call moves each to
-its place in the page itself (`batch_copy`). Where that cannot be, because a page is not pinned, the
-driver is older or pieces are short, the device brings a chunk together, and one transfer moves it;
-while the next chunk is on its way, the processor copies the one before it out of pinned memory.
+The blocks of a chunk lie in many places. The batch call of CUDA's driver (cuMemcpyBatchAsync, CUDA
+12.8 or driver 570 and later) takes all of them at once and has the copy engines move each piece to
+its place in the page: no processor of the device, no memory on it, and one turn of Python for
+thousands of pieces. Where that cannot be, because a page is not pinned, the driver is older or
+pieces are short, the device brings a chunk together, and one transfer moves it; while the next
+chunk is on its way, the processor copies the one before it out of pinned memory.
 
 - Each direction has a stream of its own. It waits for an event of the forward pass (`fence`), and
   the forward pass waits for nothing of ours: whoever tells the engine that blocks are loaded has
@@ -16,13 +18,15 @@ while the next chunk is on its way, the processor copies the one before it out o
   the host, unless pages are pinned.
 
 Threads: any; calls of one direction take turns. Nothing of CUDA is touched by importing this.
+Source: cuMemcpyBatchAsync in CUDA's driver API.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import gcd
 from typing import Any
@@ -30,7 +34,6 @@ from typing import Any
 from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.base.threads import Guarded
 from kvferry.client.buffers import BufferLike, readable, writable
-from kvferry.integrations.vllm.blocks.batch_copy import BatchCopy, Pieces, find_batch_copy
 from kvferry.integrations.vllm.blocks.layouts import BlockLayout
 
 __all__ = ["CudaBlocks"]
@@ -42,6 +45,11 @@ _SLOTS = 2
 _PIECE_BYTES_MIN = 16 << 10
 # Of one call: what the first of them waits for is that the driver has understood the last.
 _PIECES_MAX = 8192
+_IN_STREAM_ORDER = 1  # sources are read when it is the stream's turn
+
+# Three NumPy arrays of int64, as long as one another, and the number of a stream; returns
+# when all is told to the device. An error of CUDA's; 0: none.
+_BatchCopy = Callable[[Any, Any, Any, int], int]
 
 
 class CudaBlocks:
@@ -75,9 +83,9 @@ class CudaBlocks:
                 )
                 self._sizes.append(region.rows * region.row_bytes)
         self._dtype = dtype
-        self._pieces = Pieces(tensors, layouts)
+        self._pieces = _Pieces(tensors, layouts)
         long = self._pieces.shortest >= _PIECE_BYTES_MIN
-        self._batch: BatchCopy | None = find_batch_copy() if long else None
+        self._batch: _BatchCopy | None = _find_batch_copy() if long else None
         self._lanes = {to_pages: _Lane(torch, self._device) for to_pages in (True, False)}
         self._pinned: list[tuple[int, memoryview]] = []
 
@@ -294,6 +302,99 @@ class CudaBlocks:
             if block >= self._blocks or (block < 0 and to_pages):
                 raise UsageError(f"there is no block {block}; there are {self._blocks}")
         return each
+
+
+class _Pieces:
+    """Where the runs of bytes of blocks lie, on the device and in a chunk.
+
+    Args:
+        tensors, layouts: One for each layer.
+    """
+
+    def __init__(self, tensors: Sequence[Any], layouts: Sequence[BlockLayout]) -> None:
+        # torch would share out these small sums among all cores, which takes longer than they do.
+        import numpy as np
+
+        self._np = np
+        told: list[tuple[int, int, int, int, int, int]] = []
+        self._ends = [0]
+        head = 0  # bytes of a block in the regions before
+        for tensor, layout in zip(tensors, layouts, strict=True):
+            for region in layout.regions:
+                rows, row_bytes = region.rows, region.row_bytes
+                if region.row_stride == row_bytes:
+                    rows, row_bytes = 1, rows * row_bytes
+                start, step = tensor.data_ptr() + region.offset, rows * row_bytes
+                told += [
+                    (
+                        start + row * region.row_stride,
+                        region.block_stride,
+                        head,
+                        step,
+                        row * row_bytes,
+                        row_bytes,
+                    )
+                    for row in range(rows)
+                ]
+                head += step
+                self._ends.append(len(told))
+        self.shortest = min(row_bytes for *_, row_bytes in told)
+        self._told = np.array(told, np.int64).T[..., None, None]
+
+    def count(self, regions: range) -> int:
+        """Of one block in these regions."""
+        return self._ends[regions.stop] - self._ends[regions.start]
+
+    def find(
+        self, block_ids: Sequence[int], pages: Sequence[int], regions: range
+    ) -> tuple[Any, Any, Any]:
+        """Of blocks that are wanted: addresses on the device, addresses in pages, and lengths."""
+        np = self._np
+        told = self._told[:, self._ends[regions.start] : self._ends[regions.stop]]
+        starts, strides, heads, steps, offsets, lengths = told
+        ids = np.array(block_ids, np.int64).reshape(1, len(pages), -1)
+        page = np.array(pages, np.int64).reshape(1, -1, 1)
+        each = ids.shape[2]
+        here = starts + ids * strides
+        there = page + heads * each + np.arange(each) * steps + offsets
+        long = np.broadcast_to(lengths, here.shape)
+        wanted = ids >= 0
+        if wanted.all():
+            return here.ravel(), there.ravel(), long.ravel()
+        wanted = np.broadcast_to(wanted, here.shape)
+        return here[wanted], there[wanted], long[wanted]
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    )
+
+
+def _find_batch_copy() -> _BatchCopy | None:
+    """The call of this host's driver."""
+    try:
+        call = ctypes.CDLL("libcuda.so.1").cuMemcpyBatchAsync
+    except (OSError, AttributeError):
+        return None
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    call.argtypes = [pointer, pointer, pointer, size, pointer, pointer, size, pointer, pointer]
+    call.restype = ctypes.c_int
+
+    def copy(targets: Any, sources: Any, lengths: Any, stream: int) -> int:
+        attributes, first, failed = _Attributes(_IN_STREAM_ORDER), size(0), size(0)
+        addresses = (array.ctypes.data for array in (targets, sources, lengths))
+        shared = (ctypes.byref(attributes), ctypes.byref(first), 1, ctypes.byref(failed))
+        return int(call(*addresses, len(targets), *shared, stream))
+
+    return copy
 
 
 class _Slot:

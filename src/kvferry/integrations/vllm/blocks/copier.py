@@ -11,11 +11,12 @@ How many blocks a chunk has is not fixed here: there are as many block ids for e
 - The tensors stay the engine's, and must stay what they are as long as the copier is used: it keeps
   their memory. Pages are the caller's, and in use until the call is over.
 - Whoever calls makes sure that the engine does not use the blocks meanwhile: does not write those
-  that are gathered, neither reads nor writes those that are scattered into.
+  that are gathered, neither reads nor writes those that are scattered into. An engine that goes to
+  sleep, or is given new tensors, unmaps its blocks: whoever copies asks `BlockAccess` before.
 - Any thread may call. Bytes are copied without the GIL, in one call for all layers.
 - On a GPU the copies run on a stream of their own, and wait for what the stream of the forward pass
   had to do up to `fence`; that stream waits for nothing. See
-  `kvferry.integrations.vllm.blocks.staging`.
+  `kvferry.integrations.vllm.blocks.cuda_blocks`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -33,7 +37,7 @@ from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
 from kvferry.integrations.vllm.blocks.layouts import BlockLayout, read_layout
 
-__all__ = ["BlockCopier", "Fence", "layer_order"]
+__all__ = ["BlockAccess", "BlockCopier", "Fence", "layer_order"]
 
 _THREADS_MAX = 4
 
@@ -70,7 +74,7 @@ class BlockCopier:
         blocks: How many blocks the scheduler has (``kv_cache_config.num_blocks``); needed where the
             kernels of the engine use smaller ones.
         heads: KV heads of this shard; says which axis is which where lengths do not.
-        kernel: What `kernels.kernel_name` says of this engine; becomes part of the name.
+        kernel: What `layouts.kernel_name` says of this engine; becomes part of the name.
         threads: Threads that copy on a CPU; default: half of the processors, 4 at most.
 
     Attributes:
@@ -241,12 +245,54 @@ class BlockCopier:
         if kinds == {"cpu"}:
             return _HostBlocks(tensors, layouts, threads)
         if kinds == {"cuda"}:
-            from kvferry.integrations.vllm.blocks.staging import CudaBlocks
+            from kvferry.integrations.vllm.blocks.cuda_blocks import CudaBlocks
 
             return CudaBlocks(tensors, layouts)
         raise UsageError(
             f"the KV cache is on {' and '.join(sorted(kinds))}; only cpu and cuda can be cached"
         )
+
+
+class BlockAccess:
+    """Whether blocks may be touched: counts the copies that run, and how often blocks were revoked.
+
+    Before an engine unmaps its blocks it forgets what it has cached, which is when `revoke` is
+    called: copies that run are waited for, and none that was asked for before begins any more. What
+    was gathered while blocks were revoked is not to be trusted.
+
+    Attributes:
+        epoch: How often blocks were revoked. Whoever asks for a copy notes it.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._changed = threading.Condition()
+        self._running = 0
+
+    @contextmanager
+    def touching(self, epoch: int) -> Iterator[bool]:
+        """For the time of a copy: whether the blocks of that epoch may be read or written."""
+        with self._changed:
+            may = epoch == self.epoch
+            self._running += may
+        try:
+            yield may
+        finally:
+            if may:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+    def revoke(self, until: float) -> bool:
+        """Let no copy begin that was asked for before now; whether none runs any more.
+
+        Args:
+            until: How long running copies are waited for, on the clock of ``time.monotonic``.
+        """
+        with self._changed:
+            self.epoch += 1
+            left_s = max(0.0, until - time.monotonic())
+            return self._changed.wait_for(lambda: not self._running, left_s)
 
 
 class _HostBlocks:
