@@ -20,8 +20,7 @@ from kvferry.base.errors import KVFerryError
 from kvferry.base.socket_folder import node_address
 from kvferry.cache.store.store_tiers import StoreTier, space_of
 from kvferry.cache.tiered_cache import TieredCache
-from kvferry.config import ClientConfig
-from kvferry.config.peers import PeerSettings
+from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.remote_sources import Address
 from kvferry.config.url import is_loopback
 from kvferry.connectors.agent import Agent
@@ -94,7 +93,7 @@ def open_peer(
     return tier
 
 
-def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientConfig:
+def client_of(settings: CacheConfig, secret: str, address: Address) -> ClientConfig:
     """How the node of another instance is reached.
 
     Without a secret and certificates a port of this host may be anybody's, who would be believed.
