@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from kvferry.base.errors import UsageError
-from kvferry.config.cache_settings import read_calibration
+from kvferry.config.cache import read_calibration
 from kvferry_lab.doctor.model import ModelShape
 from kvferry_lab.doctor.prefill import GPUS, UTILISATION
 from kvferry_lab.roi.arithmetic import Prefill, Store

@@ -31,7 +31,7 @@ from kvferry.cache.tiered_cache import TieredCache
 from kvferry.chunks.generation import joined
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
-from kvferry.config.peers import PeerSettings
+from kvferry.config import CacheConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.metrics import CacheMetrics
 from kvferry.sharing.membership import (
@@ -90,7 +90,7 @@ class Sharing:
 
     actions: Collection[str] = ("clear", "delete", "pin", "prefetch", "unpin")
 
-    def __init__(self, settings: PeerSettings, rank: int) -> None:
+    def __init__(self, settings: CacheConfig, rank: int) -> None:
         self.settings = settings
         self._rank = rank
         self._secret = settings.secret
