@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry_lab.roi.probe import PrefillProbe, PrefillSample, write_calibration
 
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.config.cache import read_calibration
+from kvferry_lab.roi.engine_probe import PrefillProbe, PrefillSample, write_calibration
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 

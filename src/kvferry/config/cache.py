@@ -33,6 +33,7 @@ from kvferry.config.foreign import (
 from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.setting import (
     GB,
+    AnySerde,
     Host,
     Path,
     PolicyName,
@@ -165,7 +166,7 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
-    remote_serde: Literal["naive", "split12", "zstd", "fp8", "auto"] = "naive"
+    remote_serde: AnySerde = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
     # Sharing between instances.
     enable_p2p: Annotated[

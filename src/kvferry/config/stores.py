@@ -11,7 +11,7 @@ import msgspec
 from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 from kvferry.config.client import ClientConfig, limits_of
-from kvferry.config.setting import GB, PolicyName, Secret, Settings, Text, Word, setting, specs
+from kvferry.config.setting import GB, PolicyOrNone, Secret, Settings, Text, Word, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
 
@@ -67,7 +67,7 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         eviction_ratio: The part of the values that an eviction removes.
     """
 
-    eviction_policy: Literal[PolicyName, "none"] = "LRU"
+    eviction_policy: PolicyOrNone = "LRU"
     trigger_watermark: Part = 0.8
     eviction_ratio: Part = 0.2
 

@@ -20,8 +20,8 @@ from typing import Any, Self
 from kvferry import __version__, _native
 from kvferry.base.errors import UnavailableError
 from kvferry.cache.memory import Memory
+from kvferry.config import CacheConfig
 from kvferry.config.endpoints import address_of
-from kvferry.config.peers import PeerSettings
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.nixl_agent import NixlAgent, NixlMissing
 from kvferry.connectors.process_agent import ProcessAgent
@@ -145,7 +145,7 @@ class OneSided:
         self._lent: Counter[int] = Counter()  # caches that have pages there, by address
 
     @classmethod
-    def open(cls, settings: PeerSettings, node: LendingNode) -> Self | None:
+    def open(cls, settings: CacheConfig, node: LendingNode) -> Self | None:
         """As the settings say; None: it is all sockets."""
         nixl = settings.transfer_channel == "nixl"
         if settings.tls:
