@@ -32,6 +32,7 @@ ROLES = {
     "memory": "values in the memory of this process",
     "metrics": "what a server counts, beside what its caches do",
     "native": "what the users of a native object share",
+    "node": "a node in Python, and the path that programs import it by",
     "one_sided": "one-sided reads of the memory of another instance",
     "patience": "how long a request waits for its stores",
     "plot": "draws the results of its folder",

@@ -71,12 +71,14 @@ _NAME = re.compile(r"(?<![\w./$%<{&@-])~?[A-Za-z_]\w*(?:(?:\.|::|->)~?\w+)*(?![\
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
 _PATH = re.compile(
     r"(?<![\w/.:*<>{}-])(?:[\w.-]+/)*[\w-]+\.(?:py|pyi|cpp|hpp|md|sh|js|toml|cmake)\b(?![/*(])"
-    r"|(?<![\w/.:*<>{}-])(?:src|native|bindings|benchmarks|tools|docs|tests)/[\w/-]*\w(?![\w<{*/-]|\.\w)"
+    r"|(?<![\w/.:*<>{}-])(?:src|native|bindings|benchmarks|tools|docs|tests)/"
+    r"[\w/-]*\w(?![\w<{*/-]|\.\w)"
 )
 _MODULE = re.compile(r"(?<![\w./-])kvferry(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?")
 _MEMBER = re.compile(r"(?<![\w./:`-])([A-Z]+[a-z]\w*)(\.|::)(~?[A-Za-z_]\w*)(?![\w/]|-\w|\.\w)")
 _CPP_NAME = re.compile(
-    r"(?<![\w./:`-])(?:k[A-Z]\w+|[a-z]\w*_[a-z]\w*(?![\w*{}<])|[a-z_]\w*\(\)|[A-Z][a-z0-9]+[A-Z]\w*)"
+    r"(?<![\w./:`-])"
+    r"(?:k[A-Z]\w+|[a-z]\w*_[a-z]\w*(?![\w*{}<])|[a-z_]\w*\(\)|[A-Z][a-z0-9]+[A-Z]\w*)"
 )
 _SECTION = re.compile(r"^( *)(Args|Attributes|Raises):\n((?:(?:\1 +\S.*)?(?:\n|\Z))+)", re.M)
 _SAID = re.compile(r"[a-z]{2} [a-z]{2,} [a-z]{2}")
@@ -185,7 +187,8 @@ class _Names:
     def _file(self, here: _Here, name: str) -> bool:
         if name.split("/")[0] in _MADE or name in self._others or here.has(name):
             return True
-        return ("/" in name or here.suffix == ".md") and self._known.path(name)
+        anywhere = "/" in name or here.suffix == ".md" or name.startswith("test_")
+        return anywhere and self._known.path(name)
 
     def _option(self, name: str) -> bool:
         bare = re.sub("^--(no-)?", "", name)
@@ -216,6 +219,8 @@ class _Names:
 
     def _word(self, name: str) -> bool:
         words = self._words
+        if name.startswith("test_") and name in self._known.words:
+            return True  # tests that hold a constant are named by it
         if name in words or len(name) == 1 or re.fullmatch(r"[A-Z][A-Z0-9]+", name):
             return True  # the last are placeholders
         if name.startswith("_") or name.endswith("_"):  # a part of names

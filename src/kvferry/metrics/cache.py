@@ -147,7 +147,7 @@ class CacheMetrics:
     not exist, which is a bug of the caller.
 
     Args:
-        labels: Constant labels of all series, e.g. ``{"instance_rank": "0"}``, for processes with
+        labels: Constant labels of all series, e.g. ``{"engine": "0"}``, for processes with
             more than one cache.
         stores: Names of the stores, so that their series exist from the beginning.
     """

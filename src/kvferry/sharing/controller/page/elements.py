@@ -42,7 +42,7 @@ def el(name: str, /, *children: Child, **attributes: str | int | bool | None) ->
     Args:
         name: Of it.
         children: Texts, numbers and elements; None: nothing.
-        attributes: `class_` is "class", `hx_get` is "hx-get" and `sse__x` is "sse:x"; True: it is
+        attributes: `class_` is "class", `hx_get` is "hx-get" and "sse__x" is "sse:x"; True: it is
             there without a value; None and False: it is not there.
     """
     said = "".join(
