@@ -7,7 +7,7 @@
     Handlers        what each message does                     sessions/handlers.py
     Registry        who may register                           sessions/registry.py
     Sessions        who holds what, and until when             sessions/sessions.py
-    Shard           one identity: an engine, its memory        sessions/shard.py
+    IdentityShard   one identity: an engine, its memory        sessions/shard.py
     Pools           pages within one budget                    memory/pools.py, memory/segments.py
     StoreWatch      which stores can be asked                  sessions/store_watch.py
     Server          all of it, from start to end               server.py, memory/restart.py
