@@ -208,11 +208,11 @@ class _Reader:
                 ast.ListComp(generators=generators, elt=elt)
                 | ast.GeneratorExp(generators=generators, elt=elt)
             ):
-                inner = _Reader(dict(self.names), self.wrong)
-                for one in generators:
-                    inner.value(one.iter)
-                    inner._bind(one.target, ANY)
-                inner.value(elt)
+                within = _Reader(dict(self.names), self.wrong)
+                for each in generators:
+                    within.value(each.iter)
+                    within._bind(each.target, ANY)
+                within.value(elt)
             case _:
                 for child in ast.iter_child_nodes(node):
                     if isinstance(child, ast.expr):
@@ -250,8 +250,8 @@ class _Reader:
         is_context = hasattr(target, "__wrapped__") and inspect.isgeneratorfunction(
             inspect.unwrap(target)
         )
-        owner = owner or (target.__self__ if inspect.ismethod(target) else None)
-        made = _of(hints.get("return"), owner, inner=is_context)
+        whose: Any = target.__self__ if owner is None and inspect.ismethod(target) else owner
+        made = _of(hints.get("return"), whose, inner=is_context)
         return _Entered(made) if is_context else made
 
     def _check_arguments(self, target: Any, node: ast.Call, *, bound: bool) -> None:
