@@ -1,6 +1,6 @@
 """The pages of one pool on the server: each part of a page one framed value, all in native batches.
 
-    store = PageStore(client, fields, places.parts, settings)
+    store = PageStore(client, fields, host_pages.parts, settings)
     store.set(hashes, memory)        # which pages are stored now
     store.get(hashes, memory)        # which pages are what was stored
 

@@ -1,8 +1,8 @@
 """Loads and stores between rows of a view and a store, each a native batch without a copy.
 
     transfers.load(job, keys, rows)     # returns at once
-    wire.poll()
-    transfers.take()                    # [Finished(job, success=False, loaded=[...])]
+    channel.poll()
+    transfers.take()                    # [FinishedTransfer(job, success=False, loaded=[...])]
 
 A job is one batch: the socket reads into, and writes from, the rows themselves. It is finished when
 no thread of ours touches its rows any more, and not before: a load that is given up is withdrawn,
