@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TypeAlias
 
 from kvferry.chunks.prompt import Prompt
 
@@ -21,12 +21,9 @@ _KNOWN_MAX = 100_000
 _REFUSALS_MAX = 4096
 
 
-class _Seen(NamedTuple):
-    """A chunk that a store had: of which prompt, and since when."""
-
-    prompt: Prompt
-    chunk: int
-    since: float
+# A chunk of a prompt, and since when the store had it. A plain tuple: one is made for each chunk of
+# a load.
+_Seen: TypeAlias = tuple[Prompt, int, float]
 
 
 class Known:
@@ -45,7 +42,7 @@ class Known:
         with self._lock:
             for chunk in chunks:
                 digest = prompt.digest(chunk)
-                self._chunks[digest] = _Seen(prompt, chunk, now)
+                self._chunks[digest] = (prompt, chunk, now)
                 self._chunks.move_to_end(digest)
             while len(self._chunks) > _KNOWN_MAX:
                 self._chunks.popitem(last=False)
@@ -60,21 +57,21 @@ class Known:
         """Which of the first `end` chunks of a prompt the store had, and since when."""
         with self._lock:
             found = ((i, self._chunks.get(prompt.digest(i))) for i in range(end))
-            return {i: seen.since for i, seen in found if seen is not None}
+            return {i: seen[2] for i, seen in found if seen is not None}
 
     def prompts(self) -> list[tuple[Prompt, list[int]]]:
         """All chunks, as they came."""
         with self._lock:
             all_seen = list(self._chunks.values())
-        groups = groupby(all_seen, key=lambda seen: id(seen.prompt))
+        groups = groupby(all_seen, key=lambda seen: id(seen[0]))
         listed = [list(group) for _, group in groups]
-        return [(group[0].prompt, sorted(seen.chunk for seen in group)) for group in listed]
+        return [(group[0][0], sorted(chunk for _, chunk, _ in group)) for group in listed]
 
     def forget(self, which: Callable[[bytes], bool]) -> None:
         """Nothing of these generations is wanted there any more."""
         with self._lock:
             seen = self._chunks.items()
-            kept = ((digest, one) for digest, one in seen if not which(one.prompt.generation))
+            kept = ((digest, one) for digest, one in seen if not which(one[0].generation))
             self._chunks = OrderedDict(kept)
 
 
