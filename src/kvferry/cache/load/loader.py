@@ -53,7 +53,7 @@ _AHEAD_S = 0.1
 _AHEAD_BYTES_MIN = 8 << 20
 # How many round trips first bytes may take that were asked for when it was known what is there.
 _FIRST_ROUND_TRIPS = 1.25
-# The share of a round trip in which all bytes are those of other loads, where there are such.
+# The share of a round trip in which all bytes belong to other loads, where there are other loads.
 _OTHERS_ROUND_TRIP = 0.75
 # What a store may take to let go of a part that was withdrawn, before the part is left behind...
 _RELEASE_S = 0.02
@@ -80,7 +80,7 @@ class RunningLoads:
             self._loads.discard(load)
 
 
-# All loads share the processor, those of other caches too.
+# All loads of a process share its processors, whatever cache they are of.
 RUNNING = RunningLoads()
 
 
@@ -385,7 +385,7 @@ class Load:
         return self.budget.goes_on(run, now)
 
     def _unbroken(self, held: int) -> int:
-        """How many of the first `held` chunks are here, with those that others bring."""
+        """How many of the first `held` chunks are here, when chunks count that others bring."""
         while self._others and self._others[0] < held:
             state = self._memory.cache.states(self._prompt.digest(self._others[0]))
             if STATES[state[0]] not in HERE:

@@ -15,13 +15,13 @@ and one that stalls late has paid for its wait already.
 Requests that wait at the same time share their store. The first of them would seem to lose as soon
 as its load takes longer than computing it alone; but if it left, the engine would compute it before
 all others. So while bytes flow, a load is also compared with `together_s`: when the request would
-be done if none of those that wait with it had a cache (decision 0026).
+be done if no request that waits now had a cache (decision 0026).
 
 Every constant says what it bounds, and names the test that fails where it is another one; how the
 values were found is told in decision 0012. Any change of them shows in
 ``tests/property/test_read_path.py``.
 
-Units: seconds, tokens. Moments are those of ``time.monotonic``. Threads: those of one request.
+Units: seconds, tokens. Moments: of ``time.monotonic``. Threads: one at a time, a request's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FIRST_BYTE_SHARE = 0.5
 # have, for all to come within `alone_s`: the first request does not wait for a first lump
 # (test_the_first_prompts_lose_little_to_a_slow_store_that_sends_in_lumps).
 LAG_FACTOR = 4
-# That is not said before this share of `alone_s` has passed, behind as many round trips: in those
+# A store does not lag before this share of `alone_s` has passed, behind the round trips in which
 # TCP begins (test_a_store_that_is_far_away_from_the_start_is_a_hit_soon).
 LAG_SEEN_SHARE = 0.1
 TCP_BEGINS_ROUND_TRIPS = 4
@@ -89,7 +89,7 @@ PAUSE_SHARE, PAUSE_S = 0.1, 0.25
 # takes half a millisecond of a core that the bytes need too.
 LOOK_SHARE, LOOK_S, LOOK_S_MAX = 0.01, 0.005, 0.02
 # The same where nobody knows what computing takes, so that nothing is cut. Where many loads wait,
-# the first figure is the most for those that may be cut, and the second one for others.
+# the first figure is the most for loads that may be cut, and the second one for all others.
 IDLE_LOOK_S, IDLE_LOOK_S_MAX = 0.05, 0.5
 # Where more loads than these wait at a time, each of them is looked at less often, so that all of
 # them together leave the processor to those who have work.
@@ -162,7 +162,7 @@ class WaitBudget:
         deadline: The caller's limit, a moment.
         queued_s: What the engine computes before this request, by its own account.
         allowance_s: What this request may lose, by the account; None: its own share.
-        place: Among those that wait with it; None: it is alone.
+        place: Of this request among all that wait; None: it is alone.
     """
 
     total_tokens: int
@@ -183,12 +183,12 @@ class WaitBudget:
 
     @property
     def queue_s(self) -> float:
-        """What is computed before this request if none of those that wait with it has a load."""
+        """What is computed before this request if no other request that waits has a load."""
         return self.queued_s if self.place is None else max(self.queued_s, self.place.most_s)
 
     @property
     def together_s(self) -> float:
-        """When the request is done if none of those that wait with it, nor itself, has a load."""
+        """When the request is done if no request that waits has a load, this one included."""
         return self.queue_s + self.rest_s(self.memory_tokens)
 
     def rest_s(self, tokens: int) -> float:
@@ -272,7 +272,7 @@ class WaitBudget:
         expected = NOTHING_KNOWN if lags else load.expected
         until = self.until(load.held, expected, bytes_come=lags or left_s is not None)
         if left_s is None and now >= until and flow.share() and expected.all_s:
-            # Bytes come, but behind those of other loads: nothing of this one is whole.
+            # Bytes come, but other loads' come first: nothing of this load is whole.
             left_s = self.began + expected.all_s - now
         if left_s is None:
             return now < until  # 1
@@ -338,10 +338,11 @@ class WaitBudget:
     def _all_are_in_sight(
         self, load: RunningLoad, loaded_s: float, left_s: float, now: float
     ) -> bool:
-        """The same for all that wait together, of whom this request may be the first.
+        """Whether the loads of all requests that wait end soon enough to wait for that.
 
-        All that the store has still to send must come soon enough, and sooner than this request
-        and those before it would be computed.
+        This request may be the first of them. All that the store has still to send must come
+        within a share of `together_s`, and sooner than the engine would compute this request and
+        the ones before it.
         """
         if self.place is None:
             return False

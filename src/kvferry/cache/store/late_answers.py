@@ -45,7 +45,7 @@ class _Late(NamedTuple):
 
 
 class LateAnswers:
-    """Those of one store.
+    """The late answers of one store.
 
     Args:
         name: Of the store, for people.

@@ -337,7 +337,7 @@ class Tier:
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Chunks that should be there were not, or were something else.
 
-        The connector has deleted those that were something else, and `refusals` remembers them. A
+        The connector has deleted chunks that were something else, and `refusals` remembers them. A
         chunk that is a miss after all may be half there: stripes of two writes, or some of one.
         Nobody would write it again as long as it looks present, so it is deleted.
         """
