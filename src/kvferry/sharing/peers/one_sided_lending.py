@@ -16,9 +16,8 @@ from typing import Self
 from kvferry.base.errors import UnavailableError
 from kvferry.cache.memory import Memory
 from kvferry.config.peers import PeerSettings
-from kvferry.connectors.agent import Agent
+from kvferry.connectors.agent import Agent, ProcessAgent
 from kvferry.connectors.nixl_agent import NixlAgent, NixlMissing
-from kvferry.connectors.process_agent import ProcessAgent
 from kvferry.sharing.node.lending import LendingNode
 
 __all__ = ["OneSided"]
