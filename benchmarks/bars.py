@@ -20,7 +20,7 @@ from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary, find_server
 from kvferry.embedded.store import embedded_store
 from kvferry_lab.bench.intervals import Interval
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.same_host import tcp_config
 
 __all__ = ["NOTES", "Bar", "Lab", "Target", "run_bars"]

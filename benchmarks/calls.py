@@ -16,7 +16,7 @@ from benchmarks.latency import native_client
 from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.intervals import Interval
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["CallCounter", "system_calls"]
 

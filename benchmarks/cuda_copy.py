@@ -19,7 +19,7 @@ from typing import Any
 
 from kvferry.chunks.pool import PagePool
 from kvferry.client.dlpack import view_memory
-from kvferry.integrations.vllm.blocks.blocks import BlockCopier
+from kvferry.integrations.vllm.blocks.copier import BlockCopier
 
 __all__ = ["main"]
 

@@ -12,7 +12,7 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["checksum_cost"]
 

@@ -19,8 +19,8 @@ from typing import Self
 from kvferry.base.errors import ServerError, StoreError, UnavailableError
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
-from kvferry_lab.bench.server import ServerProbe
-from kvferry_lab.servers.server import HOST, LabServer, free_port, wait_until
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.servers.lab_server import HOST, LabServer, free_port, wait_until
 
 __all__ = ["LabCluster"]
 

@@ -21,7 +21,7 @@ from kvferry_lab.bench.adapters import load
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.intervals import Interval, percentile, ratios
 from kvferry_lab.bench.programs import DelayProcess
-from kvferry_lab.bench.server import ServerProbe, fill
+from kvferry_lab.bench.server_probe import ServerProbe, fill
 
 __all__ = ["distant_exists", "distant_get", "exists_beside_set", "native_client"]
 

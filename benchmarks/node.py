@@ -18,8 +18,8 @@ from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.measure import Row, measure
-from kvferry_lab.bench.server import ServerProbe, fill
-from kvferry_lab.servers.server import HOST, free_port
+from kvferry_lab.bench.server_probe import ServerProbe, fill
+from kvferry_lab.servers.lab_server import HOST, free_port
 
 __all__ = ["node_small", "node_values"]
 

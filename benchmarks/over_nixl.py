@@ -25,8 +25,7 @@ from kvferry.connectors import Space
 from kvferry.connectors.nixl_agent import NixlAgent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
-from kvferry.sharing.node.lending import USER, LendingNode
-from kvferry.sharing.peers.one_sided_lending import OneSided
+from kvferry.sharing.peers.lending import USER, LendingNode, OneSided
 
 __all__ = ["main"]
 

@@ -24,8 +24,8 @@ from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.sharing.controller.controller import Controller
 from kvferry_lab.bench.intervals import Interval, ratios
-from kvferry_lab.bench.server import ServerProbe
-from kvferry_lab.servers.server import HOST, free_port, wait_until
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.servers.lab_server import HOST, free_port, wait_until
 
 __all__ = ["peer_contact", "peer_loads"]
 

@@ -19,7 +19,7 @@ from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.measure import measure
-from kvferry_lab.bench.server import ServerProbe, fill
+from kvferry_lab.bench.server_probe import ServerProbe, fill
 
 __all__ = ["turns"]
 

@@ -15,7 +15,7 @@ from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import config_url, open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.measure import Floor, Row, against, floors, measure
-from kvferry_lab.bench.server import fill
+from kvferry_lab.bench.server_probe import fill
 
 __all__ = ["get_redis", "get_valkey", "pure_client", "rate", "ratio", "set_redis", "set_valkey"]
 

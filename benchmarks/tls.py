@@ -15,8 +15,8 @@ from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.measure import Row, floors, measure
-from kvferry_lab.bench.server import ServerProbe, fill
-from kvferry_lab.servers.server import LabServer, free_port
+from kvferry_lab.bench.server_probe import ServerProbe, fill
+from kvferry_lab.servers.lab_server import LabServer, free_port
 
 __all__ = ["has_tls", "tls_values"]
 

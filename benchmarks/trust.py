@@ -15,7 +15,7 @@ from benchmarks.latency import native_client
 from kvferry.base.errors import CorruptError
 from kvferry.client.batch import BatchResult, Status
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.servers.server import LabServer, wait_until
+from kvferry_lab.servers.lab_server import LabServer, wait_until
 
 __all__ = ["black_hole", "recovery", "refusals"]
 

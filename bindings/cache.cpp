@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cache/chunk_cache.hpp"
+#include "cache/policy.hpp"
 #include "errors.hpp"
 #include "on_demand_pages.hpp"
 #include "pool.hpp"
@@ -204,6 +205,16 @@ nb::typed<nb::dict, nb::str, nb::int_> stats(const CacheOwner& self) {
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+  m.def(
+      "policies",
+      [] {
+        nb::list names;
+        for (const auto& [name, make] : cache::kPolicies) {
+          names.append(nb::str(name.data(), name.size()));
+        }
+        return nb::tuple(names);
+      },
+      nb::sig("def policies() -> tuple[str, ...]"), "The names of the eviction policies.");
   nb::class_<CacheOwner>(m, "ChunkCache",
                          "The index of chunks: who is there, who may go. Hashes are bytes, 16 for "
                          "each chunk, root first; counts are chunks.")

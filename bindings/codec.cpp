@@ -53,6 +53,19 @@ bool decode_value(const nb::object& payload, const nb::object& content) {
 }  // namespace
 
 void bind_codec(nb::module_& m) {
+  m.def(
+      "codecs",
+      [] {
+        nb::list all;
+        for (const auto& [name, dtype, auto_below, method] : codec::kCodecs) {
+          all.append(nb::make_tuple(nb::str(name.data(), name.size()),
+                                    nb::str(dtype.data(), dtype.size()), auto_below));
+        }
+        return nb::tuple(all);
+      },
+      nb::sig("def codecs() -> tuple[tuple[str, str, float], ...]"),
+      "By their numbers: the name of each, the numbers that it takes with loss, and the share of a "
+      "thread below which a link gets it; see codec/codecs.hpp.");
   m.def("encode_value", &encode_value, "codec"_a, "content"_a, "payload"_a,
         nb::sig("def encode_value(codec: int, content: typing.Any, payload: typing.Any) -> int"),
         "Writes what the frame would have behind it and returns its length; 0: it does not pay. "

@@ -90,8 +90,7 @@ class PyConnector {
       job->add(arguments.key(index), memory);
     }
     if (options.verb == Verb::kGet && !on_demand) lease->check_disjoint();
-    job->set_deadline(timeout_s < 0 ? connector_->deadline_for(job->payload_bytes())
-                                    : add_time(monotonic_ns(), from_seconds(timeout_s)));
+    job->set_deadline(add_time(monotonic_ns(), from_seconds(timeout_s)));
     job->quiet = quiet;
     // Under the lock of the leases, so that a drain() of another thread finds all of it.
     return value_or_raise(leases_.keep(std::move(lease), [&] {

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from kvferry.cli.options import option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
-from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
+from kvferry.config.stores import StoreSettings
 
 CLASSES: dict[str, type[Settings]] = {
     each.__name__: each

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import callers
 import headers
 import modules
+import roles
+import words
 
 # Lowest first. A module may use its own layer's part and anything lower; those that share a line
 # do not see each other: what two of them need moves one line down.
@@ -109,6 +111,8 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
     findings += [Finding(*where) for where in headers.namesakes(root, files)]
     findings += [Finding(*where) for where in modules.circles(root, files)]
     findings += [Finding(*where) for where in modules.namesakes(root, files)]
+    findings += [Finding(*where) for where in words.nameless(root, files)]
+    findings += [Finding(*where) for where in roles.namesakes(files)]
     return findings
 
 

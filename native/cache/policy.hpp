@@ -8,9 +8,11 @@
 //
 // Threads: those of the index: one at a time. Nothing here allocates after construction.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "base/result.hpp"
@@ -50,18 +52,31 @@ class Policy {
   [[nodiscard]] virtual std::size_t size_bytes() const { return 0; }
 };
 
-// Names are those of policy_names(), in any case, with or without their hyphens.
-// Fails with: kInvalidArgument for another name. `entries` outlives the policy.
-Result<std::unique_ptr<Policy>> make_policy(std::string_view name, Entries& entries);
-
-// "LRU, LFU, ..."
-[[nodiscard]] std::string_view policy_names() noexcept;
-
+// A new policy is a file with its make_*(), and has its two lines here. Settings, commands and
+// messages, those in Python too, take the names from this table.
 std::unique_ptr<Policy> make_lru(Entries& entries);
 std::unique_ptr<Policy> make_lfu(Entries& entries);
 std::unique_ptr<Policy> make_fifo(Entries& entries);
 std::unique_ptr<Policy> make_s3_fifo(Entries& entries);
 std::unique_ptr<Policy> make_arc(Entries& entries);
 std::unique_ptr<Policy> make_w_tiny_lfu(Entries& entries);
+
+struct NamedPolicy {
+  std::string_view name;
+  std::unique_ptr<Policy> (*make)(Entries&);
+};
+
+inline constexpr std::array kPolicies = {
+    NamedPolicy{"LRU", &make_lru},   NamedPolicy{"LFU", &make_lfu},
+    NamedPolicy{"FIFO", &make_fifo}, NamedPolicy{"S3-FIFO", &make_s3_fifo},
+    NamedPolicy{"ARC", &make_arc},   NamedPolicy{"W-TinyLFU", &make_w_tiny_lfu},
+};
+
+// Names may be in any case, with or without their hyphens.
+// Fails with: kInvalidArgument for another name. `entries` outlives the policy.
+Result<std::unique_ptr<Policy>> make_policy(std::string_view name, Entries& entries);
+
+// "LRU, LFU, ..."
+[[nodiscard]] std::string policy_names();
 
 }  // namespace kvferry::cache

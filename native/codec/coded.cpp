@@ -4,24 +4,11 @@
 #include <cstring>
 
 #include "codec/checksum.hpp"
-#include "codec/fp8.hpp"
+#include "codec/codecs.hpp"
 #include "codec/little_endian.hpp"
-#include "codec/split12.hpp"
-#include "codec/zstd_block.hpp"
 
 namespace kvferry::codec {
 namespace {
-
-// The upper byte of a block's head; the others are the length of what follows.
-enum class Method : std::uint8_t {
-  kPlain = 0,
-  kSplit12 = 1,
-  kZstd = 2,
-  kZstdNumbers = 3,
-  kFp8Bf16 = 4,
-  kFp8Fp16 = 5,
-  kFp8Fp32 = 6,
-};
 
 constexpr std::size_t kHeadBytes = 4;
 constexpr std::uint32_t kLengthMask = 0xff'ffff;
@@ -34,51 +21,21 @@ void write_head(Method method, std::size_t length, std::byte* to) noexcept {
   store_le(static_cast<std::uint32_t>(length) | static_cast<std::uint32_t>(method) << 24, to);
 }
 
-// What is behind the last whole unit stands behind the encoded units, as it is.
-std::size_t encode_units(ByteView content, MutableBytes body) noexcept {
-  const std::size_t rest = content.size() % kSplit12UnitBytes;
-  const std::size_t whole = content.size() - rest;
-  const std::size_t length = whole > 0 ? split12_encode(content.first(whole), body) : 0;
-  if (length == 0) return 0;
-  std::memcpy(body.data() + length, content.data() + whole, rest);
-  return length + rest;
-}
-
-bool decode_units(ByteView body, MutableBytes content) noexcept {
-  const std::size_t rest = content.size() % kSplit12UnitBytes;
-  const std::size_t whole = content.size() - rest;
-  if (body.size() < rest) return false;
-  std::memcpy(content.data() + whole, body.data() + body.size() - rest, rest);
-  return split12_decode(body.first(body.size() - rest), content.first(whole));
-}
-
-// Returns the length; 0: it is not shorter by enough.
-std::size_t encode_by(Method method, ByteView content, MutableBytes body) noexcept {
-  switch (method) {
-    case Method::kPlain:
-      break;
-    case Method::kSplit12:
-      return encode_units(content, body);
-    case Method::kZstd:
-      return zstd_encode(content, body);
-    case Method::kZstdNumbers:
-      return zstd_encode_numbers(content, body);
-    case Method::kFp8Bf16:
-      return fp8_encode(Fp8Of::kBf16, content, body);
-    case Method::kFp8Fp16:
-      return fp8_encode(Fp8Of::kFp16, content, body);
-    case Method::kFp8Fp32:
-      return fp8_encode(Fp8Of::kFp32, content, body);
-  }
-  return 0;
+// None: the block is plain, or of a method that we do not know.
+const BlockFunctions* functions_of(Method method) noexcept {
+  const auto number = static_cast<std::size_t>(method);
+  return number >= 1 && number <= kMethods.size() ? &kMethods[number - 1] : nullptr;
 }
 
 // Returns the length with its head.
 std::size_t encode_block(Method method, ByteView content, MutableBytes out) noexcept {
-  // A value may end in half a number.
-  if (method == Method::kZstdNumbers && content.size() % 2 != 0) method = Method::kZstd;
+  const BlockFunctions* functions = functions_of(method);
+  if (functions != nullptr && content.size() % functions->number_bytes != 0) {
+    method = functions->otherwise;
+    functions = functions_of(method);
+  }
   const MutableBytes body = out.subspan(kHeadBytes);
-  const std::size_t length = encode_by(method, content, body);
+  const std::size_t length = functions != nullptr ? functions->encode(content, body) : 0;
   if (length > 0) {
     write_head(method, length, out.data());
     return kHeadBytes + length;
@@ -89,44 +46,24 @@ std::size_t encode_block(Method method, ByteView content, MutableBytes out) noex
 }
 
 bool decode_block(Method method, ByteView body, MutableBytes content) noexcept {
-  switch (method) {
-    case Method::kPlain:
-      if (body.size() != content.size()) return false;
-      std::memcpy(content.data(), body.data(), body.size());
-      return true;
-    case Method::kSplit12:
-      return decode_units(body, content);
-    case Method::kZstd:
-      return zstd_decode(body, content);
-    case Method::kZstdNumbers:
-      return zstd_decode_numbers(body, content);
-    case Method::kFp8Bf16:
-      return fp8_decode(Fp8Of::kBf16, body, content);
-    case Method::kFp8Fp16:
-      return fp8_decode(Fp8Of::kFp16, body, content);
-    case Method::kFp8Fp32:
-      return fp8_decode(Fp8Of::kFp32, body, content);
+  if (method == Method::kPlain) {
+    if (body.size() != content.size()) return false;
+    std::memcpy(content.data(), body.data(), body.size());
+    return true;
   }
-  return false;
+  const BlockFunctions* const functions = functions_of(method);
+  return functions != nullptr && functions->decode(body, content);
 }
 
-// How the blocks of a stripe are to be written.
+// None: we do not know that one.
+const NamedCodec* named(Codec codec) noexcept {
+  const auto number = static_cast<std::size_t>(codec);
+  return number < kCodecs.size() ? &kCodecs[number] : nullptr;
+}
+
 Method method_for(Codec codec, ByteView content) noexcept {
-  switch (codec) {
-    case Codec::kRaw:
-      break;
-    case Codec::kSplit12:
-      return split12_pays(content) ? Method::kSplit12 : Method::kPlain;
-    case Codec::kZstd:
-      return split12_pays(content) ? Method::kZstdNumbers : Method::kZstd;
-    case Codec::kFp8Bf16:
-      return Method::kFp8Bf16;
-    case Codec::kFp8Fp16:
-      return Method::kFp8Fp16;
-    case Codec::kFp8Fp32:
-      return Method::kFp8Fp32;
-  }
-  return Method::kPlain;
+  const NamedCodec* const known = named(codec);
+  return known != nullptr ? known->method(content) : Method::kPlain;
 }
 
 bool pays(std::size_t size, ByteView content) noexcept { return size <= content.size() / 16 * 15; }
@@ -149,7 +86,8 @@ std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexc
 }
 
 std::uint64_t content_checksum(Codec codec, ByteView content) {
-  if (codec < Codec::kFp8Bf16) return xxh3_64(content);
+  const NamedCodec* const known = named(codec);
+  if (known == nullptr || known->dtype.empty()) return xxh3_64(content);
   const Method method = method_for(codec, content);
   const std::size_t memory_size = 2 * kCodedBlockBytes + kHeadBytes;
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(memory_size);

@@ -101,7 +101,7 @@ FrameFault decode_frame(std::span<const std::byte, kFrameSizeBytes> header, Fram
     return FrameFault::kHeaderChecksum;
   }
   const auto codec = static_cast<Codec>(load_le<std::uint8_t>(from + kAtCodec));
-  if (codec > kLastCodec) return FrameFault::kCodec;
+  if (static_cast<std::size_t>(codec) >= kCodecs.size()) return FrameFault::kCodec;
   if (load_le<std::uint16_t>(from + kAtFlags) != 0) return FrameFault::kFlags;
 
   const Frame decoded{

@@ -11,21 +11,12 @@
 #include <span>
 #include <string_view>
 
+#include "codec/codecs.hpp"
 #include "codec/stripe.hpp"  // each frame heads one stripe
 
 namespace kvferry::codec {
 
 inline constexpr std::size_t kFrameSizeBytes = 64;
-
-enum class Codec : std::uint8_t {
-  kRaw = 0,      // the payload is the content
-  kSplit12 = 1,  // blocks of codec/coded.hpp, as the next ones
-  kZstd = 2,
-  kFp8Bf16 = 3,  // these lose something; the identity of their values says so
-  kFp8Fp16 = 4,
-  kFp8Fp32 = 5,
-};
-inline constexpr Codec kLastCodec = Codec::kFp8Fp32;
 
 struct Frame {
   std::uint64_t payload_size_bytes = 0;   // of this stripe, as stored

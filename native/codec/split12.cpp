@@ -124,4 +124,21 @@ bool split12_pays(ByteView content) noexcept {
   return samples > 0 && outside * 3 < samples;
 }
 
+std::size_t split12_encode_any(ByteView content, MutableBytes out) noexcept {
+  const std::size_t rest = content.size() % kSplit12UnitBytes;
+  const std::size_t whole = content.size() - rest;
+  const std::size_t length = whole > 0 ? split12_encode(content.first(whole), out) : 0;
+  if (length == 0) return 0;
+  std::memcpy(out.data() + length, content.data() + whole, rest);
+  return length + rest;
+}
+
+bool split12_decode_any(ByteView block, MutableBytes content) noexcept {
+  const std::size_t rest = content.size() % kSplit12UnitBytes;
+  const std::size_t whole = content.size() - rest;
+  if (block.size() < rest) return false;
+  std::memcpy(content.data() + whole, block.data() + block.size() - rest, rest);
+  return split12_decode(block.first(block.size() - rest), content.first(whole));
+}
+
 }  // namespace kvferry::codec

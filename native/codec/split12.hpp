@@ -29,6 +29,10 @@ inline constexpr std::size_t kSplit12HeadBytes = 20;
 // Fills `content`, whose length is known. False: this is no block of that length.
 [[nodiscard]] bool split12_decode(ByteView block, MutableBytes content) noexcept;
 
+// The same for content of any length: what is behind the last whole unit follows as it is.
+[[nodiscard]] std::size_t split12_encode_any(ByteView content, MutableBytes out) noexcept;
+[[nodiscard]] bool split12_decode_any(ByteView block, MutableBytes content) noexcept;
+
 // Whether content is of the kind that gets shorter, by a look at a few places.
 [[nodiscard]] bool split12_pays(ByteView content) noexcept;
 

@@ -5,8 +5,6 @@
 namespace kvferry::connector {
 namespace {
 
-constexpr Nanos kTimeout = 5 * kSecond;
-constexpr double kFloorRateBytesPerS = 50e6;
 constexpr std::size_t kKeySizeBytesMax = 512;
 
 std::string printable(std::string_view key) {
@@ -70,11 +68,6 @@ void Connector::cancel(std::uint64_t id) {
   }
   job->cancel();
   withdraw(*job);
-}
-
-Nanos Connector::deadline_for(std::size_t payload_bytes) const noexcept {
-  const double transfer_s = static_cast<double>(payload_bytes) / kFloorRateBytesPerS;
-  return add_time(monotonic_ns(), add_time(kTimeout, from_seconds(transfer_s)));
 }
 
 Result<Usage> Connector::usage() const {

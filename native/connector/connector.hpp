@@ -97,9 +97,6 @@ class Connector : public std::enable_shared_from_this<Connector> {
   [[nodiscard]] int event_fd() const noexcept { return completions_.fd(); }
   std::vector<std::shared_ptr<Job>> drain() { return completions_.drain(); }
 
-  // The deadline of a job of `payload_bytes` that is submitted now and names none.
-  [[nodiscard]] virtual Nanos deadline_for(std::size_t payload_bytes) const noexcept;
-
   // Whether a key is certainly absent, as far as that is known without asking.
   [[nodiscard]] virtual bool absent(std::string_view /*key*/) const { return false; }
   // How many leading keys are there in all likelihood, where all is known without asking: a key

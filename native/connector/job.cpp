@@ -14,7 +14,6 @@ void Job::add(std::string_view key, MutableBytes buffer) {
   item.key_length = static_cast<std::uint16_t>(key.size());
   keys_ += key;
   items_.push_back(item);
-  payload_bytes_ += buffer.size();
   unsettled_.store(items_.size(), std::memory_order_relaxed);
 }
 

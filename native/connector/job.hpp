@@ -49,7 +49,6 @@ class Job : public RequestState {
   [[nodiscard]] MutableBytes buffer(std::size_t index) const noexcept {
     return items_[index].buffer;
   }
-  [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
   // Why a key need not be begun: the job was cancelled, its prefix ended before, or it is late.
   // kPending: it is to be done.
@@ -88,7 +87,6 @@ class Job : public RequestState {
   Options options_;
   std::string keys_;
   std::vector<Item> items_;
-  std::size_t payload_bytes_ = 0;
   std::atomic<std::size_t> unsettled_{0};
 };
 

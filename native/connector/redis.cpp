@@ -61,11 +61,6 @@ RedisConnector::RedisConnector(Space space, EventFd event, std::weak_ptr<redis::
       view_(view),
       owns_(owns) {}
 
-Nanos RedisConnector::deadline_for(std::size_t payload_bytes) const noexcept {
-  const auto client = client_.lock();
-  return client ? client->deadline_for(payload_bytes) : Connector::deadline_for(payload_bytes);
-}
-
 bool RedisConnector::available() const {
   const auto client = client_.lock();
   return client && client->router().available();

@@ -39,7 +39,6 @@ class RedisConnector final : public Connector {
                  const redis::PresenceView* view, bool owns);
 
   [[nodiscard]] std::size_t progress(const Job& job) const override;
-  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
   [[nodiscard]] bool available() const override;
   void write_as(codec::Codec codec) noexcept override {
     codec_.store(codec, std::memory_order_relaxed);

@@ -63,11 +63,11 @@ void check_written(const Frame& frame, const Frame& other) {
   const bool sizes_fit = frame.stripe_count == 1 && raw
                              ? frame.payload_size_bytes == frame.original_size_bytes
                              : frame.payload_size_bytes < frame.original_size_bytes;
-  const FrameFault expected = frame.codec > kLastCodec ? FrameFault::kCodec
-                              : frame.flags != 0       ? FrameFault::kFlags
-                              : frame.stripe_index < frame.stripe_count && sizes_fit
-                                  ? FrameFault::kNone
-                                  : FrameFault::kShape;
+  const FrameFault expected =
+      static_cast<std::size_t>(frame.codec) >= kCodecs.size() ? FrameFault::kCodec
+      : frame.flags != 0                                      ? FrameFault::kFlags
+      : frame.stripe_index < frame.stripe_count && sizes_fit  ? FrameFault::kNone
+                                                              : FrameFault::kShape;
   require(fault == expected, name(fault), name(expected));
   require(fault != FrameFault::kNone || decoded == frame, "encoding loses something");
   const FrameExpectation wanted = expectation_of(other);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/thread.hpp"
-#include "mem/stream.hpp"
+#include "mem/copy_past_caches.hpp"
 
 namespace kvferry::mem {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "mem/stream.hpp"
+#include "mem/copy_past_caches.hpp"
 
 namespace kvferry::mem {
 namespace {

@@ -27,7 +27,7 @@
 #include "node/context.hpp"
 #include "node/lent_values.hpp"
 #include "node/pace.hpp"
-#include "node/state.hpp"
+#include "node/state_file.hpp"
 #include "node/value_store.hpp"
 #include "node/worker.hpp"
 

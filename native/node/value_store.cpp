@@ -11,7 +11,7 @@ namespace {
 
 // Where in its pages a value begins. What has no room behind that is in front of it.
 //
-// The kernel copies from and to sockets with `rep movsb`, which on some processors (Zen 4) takes
+// The kernel copies from and to sockets with "rep movsb", which on some processors (Zen 4) takes
 // six times as long where the target lies 1 to 31 bytes behind the source, within pages of 4 KiB. A
 // socket's buffer begins at a page, and a reply with "$4194304\r\n", so bytes from the beginning of
 // a page of ours would always go to 10 behind it; what we receive comes from behind a header of 60

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "node/state.hpp"
+#include "node/state_file.hpp"
 #include "node/test_store.hpp"
 
 namespace kvferry::node {

@@ -1,5 +1,6 @@
 #pragma once
-// Config: everything a client can be told. Defaults here are the defaults of the Python package.
+// Config: everything a client can be told. The product sets every limit, from the settings of
+// src/kvferry/config/client.py; the values that limits begin with here are for native tests.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,7 +50,7 @@ struct Config : Greeting {
   std::size_t connections = 8;  // data connections; one more carries small commands
   std::size_t workers = 4;      // I/O threads that share them; one more has the small lane
 
-  // A batch may take timeout + bytes / floor_rate unless the call says otherwise.
+  // A batch may take timeout + bytes / floor_rate_bytes_per_s unless the call says otherwise.
   Nanos timeout = 5 * kSecond;
   double floor_rate_bytes_per_s = 50e6;
   Nanos connect_timeout = 2 * kSecond;  // name look-up, TCP, TLS and greeting together

@@ -3,7 +3,7 @@
 // from the caller's, without a copy of either, or from its own where it is encoded.
 //
 // Threads: one. Lifetime: payload stays valid until it is sent or the outbox is cleared.
-// Limits: text_bytes_max and pieces_max; room_for_command() says when to stop adding.
+// Limits: kTextBytesMax and kPiecesMax; room_for_command() says when to stop adding.
 
 #include <sys/uio.h>
 

@@ -2,7 +2,7 @@
 // Buffers: the callers' memory, which knows what may still be touched.
 //
 // Every piece stands between guards. When its batch is finished it is overwritten, and whoever
-// names it in a receive or a send after that has broken the promise of batch.hpp.
+// names it in a receive or a send after that has broken the promise of redis/batch.hpp.
 // Lifetime: until clear(). Limits: take() gives nothing when the arena is full.
 
 #include <algorithm>

@@ -378,6 +378,11 @@ def read_process(process: int, addresses: Sequence[int], targets: Sequence[Any])
 def admit_readers() -> None:
     """Lets other processes of this user read the memory of this one."""
 
+def codecs() -> tuple[tuple[str, str, float], ...]:
+    """
+    By their numbers: the name of each, the numbers that it takes with loss, and the share of a thread below which a link gets it; see codec/codecs.hpp.
+    """
+
 def encode_value(codec: int, content: Any, payload: Any) -> int:
     """
     Writes what the frame would have behind it and returns its length; 0: it does not pay. The payload has room for 4 bytes more for each 64 KiB.
@@ -456,6 +461,9 @@ class KnownChunks:
         """
         What the statuses of a question say: how many are there, how many are not.
         """
+
+def policies() -> tuple[str, ...]:
+    """The names of the eviction policies."""
 
 class ChunkCache:
     """

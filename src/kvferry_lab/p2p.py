@@ -25,7 +25,7 @@ from kvferry_lab.long_doc.report import mean_ttft
 from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, run_long_doc
 from kvferry_lab.openai_client import OpenAIClient
 from kvferry_lab.serve.child import served
-from kvferry_lab.servers.server import wait_until
+from kvferry_lab.servers.lab_server import wait_until
 
 __all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "run_p2p"]
 

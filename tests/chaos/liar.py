@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvferry.sharing.membership import HeldIdentity
-from kvferry.sharing.node.lending import USER
+from kvferry.sharing.peers.lending import USER
 from support.holdings import FakeCache, reporting
 from support.resp import bulk, encode, read_reply
 from support.scripted import Action, Command, MiniStore, ScriptedServer, Silence

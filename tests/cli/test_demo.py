@@ -23,7 +23,7 @@ from kvferry.base.errors import UsageError
 from kvferry.cli.main import COMMANDS, main
 from kvferry.embedded.store import embedded_store
 from kvferry_lab.demo import run as demo
-from kvferry_lab.demo.prompt import load_prompt
+from kvferry_lab.demo.demo_prompt import load_prompt
 
 T = TypeVar("T")
 SLOW = "loading was not faster than computing"

@@ -10,11 +10,11 @@ import pytest
 
 from kvferry.cli.main import cli
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
-from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
+from kvferry.config.stores import StoreSettings
 
 SETTINGS: tuple[type[Settings], ...] = (
     *(CacheConfig, ClientConfig, EvictionConfig, StoreConfig, StoreSettings, ControllerConfig),

@@ -11,7 +11,7 @@ model            model("tiny"), model("small"), model("mla"), model("tiny", seed
                  config, tokenizer and random weights of std >= 0.05, made once
 integration             each of integrations.INTEGRATIONS with a cache, one after the other
 run_engine       run_engine(vllm, model("tiny"), transfer, one_process=True, **settings) opens
-                 an EngineProcess (kvferry_lab.engines.process), closed after the test
+                 an EngineProcess (kvferry_lab.engines.engine_process), closed after the test
 serve_engine     serve_engine(vllm, model("tiny"), transfer, "--option"): an EngineServer
 open_engine      run_engine with an ExitStack first, which decides when the engine is closed
 plain            plain(vllm): an engine without cache, of the model "tiny", open for the session
@@ -41,8 +41,8 @@ from engine_lane.install import InstallError, environment_for, home, install
 from engine_lane.models import model as make_model
 
 from engines.integrations import INTEGRATIONS, Integration
-from kvferry_lab.engines.process import EngineProcess
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.engine_process import EngineProcess
+from kvferry_lab.engines.vllm_server import EngineServer
 from support.servers import TestServer, start_server
 
 NEWEST, OLDEST = "0.32.0", "0.22.1"

@@ -21,7 +21,7 @@ from pathlib import Path
 from engines.conftest import OLDEST, VllmVenv, prompt
 from engines.integrations import CHUNK, Integration
 from engines.stored import frames, quiet, settle
-from kvferry_lab.engines.process import EngineProcess, Generated, Output
+from kvferry_lab.engines.engine_process import EngineProcess, Generated, Output
 from support.proxy import FaultProxy
 from support.servers import TestServer, start_server
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvferry import RedisClient
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.servers import TestServer
 
 FRAME_BYTES = 64

@@ -13,8 +13,8 @@ from engine_lane.install import environment_for
 from engines.conftest import VllmVenv
 from engines.integrations import CHUNK, INTEGRATIONS
 from kvferry.cli.main import main
-from kvferry_lab.engines.process import quiet_environment
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.engine_process import quiet_environment
+from kvferry_lab.engines.vllm_server import EngineServer
 from support.serve_demo import DemoServer
 from support.servers import TestServer
 

@@ -12,7 +12,7 @@ import pytest
 from engine_lane.install import environment_for
 
 from engines.lmcache.server import LMCacheServer
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.servers import TestServer
 
 CHUNK = 64  # tokens: two blocks of the engine

@@ -19,7 +19,7 @@ from engine_lane.install import environment_for, home
 
 from engines.conftest import VllmVenv
 from engines.test_resp_guide import START_S, TOKENIZER
-from kvferry_lab.engines.process import quiet_environment
+from kvferry_lab.engines.engine_process import quiet_environment
 from support.own_network import OwnNetwork
 from support.servers import wait_for
 

@@ -21,7 +21,7 @@ from engine_lane.install import environment_for, home
 
 from engines.conftest import VllmVenv
 from kvferry.base.host import available_memory_bytes
-from kvferry_lab.engines.process import quiet_environment
+from kvferry_lab.engines.engine_process import quiet_environment
 from support import resp_guide as guide
 from support.own_network import OwnNetwork, Running
 from support.secrets import register

@@ -20,7 +20,7 @@ from engines.conftest import VllmVenv, prompt
 from engines.integrations import connector
 from engines.stored import frames, settle
 from kvferry_lab.bench.intervals import Interval, ratios
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.cache_server import CacheServerProcess
 from support.servers import TestServer, start_server
 

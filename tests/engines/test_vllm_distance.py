@@ -20,7 +20,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import connector
 from engines.stored import frames, settle
-from kvferry_lab.engines.process import EngineProcess, Output
+from kvferry_lab.engines.engine_process import EngineProcess, Output
 from support.cache_server import CacheServerProcess
 from support.proxy import FaultProxy
 from support.servers import start_server

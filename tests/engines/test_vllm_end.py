@@ -12,7 +12,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import CHUNK, INTEGRATIONS
 from engines.stored import frames
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.vllm_server import EngineServer
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import until

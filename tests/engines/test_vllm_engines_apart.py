@@ -12,8 +12,8 @@ import pytest
 from engines.conftest import OLDEST, VllmVenv, prompt
 from engines.integrations import CHUNK, Integration
 from engines.stored import frames, settle
-from kvferry_lab.engines.process import EngineProcess
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.engine_process import EngineProcess
+from kvferry_lab.engines.vllm_server import EngineServer
 from support.servers import TestServer
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]

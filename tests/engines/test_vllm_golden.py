@@ -19,7 +19,7 @@ from engine_lane.install import environment_for
 
 from engines.conftest import PLUGINS, VllmVenv, prompt
 from engines.integrations import connector
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 
 BLOCK, CHUNK = 32, 64  # tokens
 TOKENS = 5 * CHUNK + 7

@@ -19,7 +19,7 @@ import pytest
 from engines.adapters import make_adapter
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import CHUNK, INTEGRATIONS
-from kvferry_lab.engines.process import EngineError, EngineProcess
+from kvferry_lab.engines.engine_process import EngineError, EngineProcess
 from support.servers import TestServer
 
 TOKENS = 12

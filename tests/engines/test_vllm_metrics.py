@@ -15,7 +15,7 @@ from engines.conftest import VllmVenv, prompt
 from engines.integrations import CHUNK, INTEGRATIONS, connector
 from engines.stored import DAMAGE, frames
 from kvferry.cli.main import main
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.vllm_server import EngineServer
 from support.cache_server import CacheServerProcess
 from support.dashboard import PANELS, dark, page
 from support.servers import TestServer

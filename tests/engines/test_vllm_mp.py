@@ -11,7 +11,7 @@ import pytest
 
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import CHUNK, connector
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.cache_server import CacheServerProcess
 from support.servers import TestServer
 from support.stamps import until

@@ -11,7 +11,7 @@ import pytest
 from engine_lane.install import environment_for
 
 from engines.conftest import VllmVenv
-from kvferry_lab.engines.process import quiet_environment
+from kvferry_lab.engines.engine_process import quiet_environment
 from support.servers import TestServer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from engines.conftest import VllmVenv
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 
 
 @pytest.mark.engines

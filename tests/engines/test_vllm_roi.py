@@ -15,9 +15,9 @@ import pytest
 
 from engines.conftest import VllmVenv
 from kvferry.cli.main import main
-from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.engines.vllm_server import EngineServer
 from kvferry_lab.roi.arithmetic import Prefill
-from kvferry_lab.roi.probe import PrefillProbe
+from kvferry_lab.roi.engine_probe import PrefillProbe
 
 LEFT_OUT = 2048
 COEFFICIENTS = ("a_s", "c_s_per_token", "d_s_per_token2")

@@ -18,7 +18,7 @@ from engines.conftest import OLDEST, VllmVenv, prompt
 from engines.integrations import CHUNK, Integration
 from engines.lane import CHUNKS, FAULT_LIMIT_S, SAID, TOKENS, Lane
 from engines.stored import DAMAGE, FORGERIES
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 

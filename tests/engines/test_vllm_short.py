@@ -13,7 +13,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import CHUNK, Integration
 from engines.stored import DAMAGE, FORGERIES, frames, settle
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.servers import TestServer
 
 CHUNKS = 10

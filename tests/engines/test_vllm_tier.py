@@ -16,7 +16,7 @@ import pytest
 from engines.conftest import VllmVenv
 from engines.integrations import INTEGRATIONS
 from kvferry.client.pure.client import PureRedisClient
-from kvferry_lab.engines.process import EngineProcess
+from kvferry_lab.engines.engine_process import EngineProcess
 from support.proxy import FaultProxy
 from support.servers import TestServer
 

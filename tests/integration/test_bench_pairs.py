@@ -19,7 +19,7 @@ from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import InProcess
 from kvferry_lab.bench.data import Chunks, Value
 from kvferry_lab.bench.measure import Floor, against, measure
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from support.servers import TestServer
 
 SIZE = 1 << 16

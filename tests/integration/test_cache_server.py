@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kvferry.server import protocol as p
-from kvferry.server.client.control import greet
+from kvferry.server.client.session_connection import greet
 from kvferry.server.server import Server
 from support.cache_server import running
 from support.clock import now_s

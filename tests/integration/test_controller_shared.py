@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import ConfigError
+from kvferry.config import CacheConfig
 from kvferry.config.controller import ControllerConfig
-from kvferry.config.peers import PeerSettings
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.jobs import Step
 from kvferry.sharing.controller.member_logs import entry_id, log_name
@@ -369,9 +369,9 @@ def test_a_directory_is_one_server() -> None:
 
 
 def test_addresses_of_several_controllers_come_in_pairs() -> None:
-    def settings(reply: str) -> PeerSettings:
+    def settings(reply: str) -> CacheConfig:
         where = {"controller_pull_url": "a:1,b:2", "controller_reply_url": reply}
-        return PeerSettings(enable_controller=True, **where)  # type: ignore[arg-type]
+        return CacheConfig(enable_controller=True, **where)  # type: ignore[arg-type]
 
     assert settings("a:3,[::1]:4").enable_controller
     for wrong in ("a:3", "a:3,b", "a:3,", "a:3,b:4,c:5"):

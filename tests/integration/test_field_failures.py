@@ -47,7 +47,7 @@ from kvferry.sharing.membership.messages import (
     SnapshotPart,
     Synced,
 )
-from kvferry.sharing.node.lending import USER
+from kvferry.sharing.peers.lending import USER
 from kvferry.sharing.peers.peer_tier import open_peer
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.holdings import IDENTITY, hashes

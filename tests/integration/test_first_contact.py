@@ -14,7 +14,7 @@ from kvferry.cache.store.store_tiers import space_of
 from kvferry.chunks.prompt import read_prompt
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
-from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.lending import USER, LendingNode
 from kvferry.sharing.peers.peer_tier import open_peer
 from kvferry_lab.bench.programs import DelayProcess
 from support.counted import CountedStore

@@ -17,7 +17,7 @@ from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config.remote_sources import Address, node_in
 from kvferry.integrations.vllm.connector.held import HeldCache
 from kvferry.server import Client
-from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.lending import USER, LendingNode
 from kvferry.sharing.peers.named_nodes import NAME, NODES_MAX
 from kvferry.sharing.peers.peer_tier import client_of, open_peer
 from support import clock

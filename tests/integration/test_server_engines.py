@@ -19,7 +19,7 @@ import pytest
 
 from kvferry.base.errors import ConfigError
 from kvferry.server import Client
-from kvferry.server.client.control import greet
+from kvferry.server.client.session_connection import greet
 from kvferry.server.server import Server
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt

@@ -21,8 +21,8 @@ from support.servers import TestServer
 if importlib.util.find_spec("kvferry._native") is None:
     pytest.skip("tune measures the native client, which is not built", allow_module_level=True)
 
-from kvferry_lab.tune.meter import KEY_PREFIX, TuneMeter
 from kvferry_lab.tune.run import Tune
+from kvferry_lab.tune.tune_meter import KEY_PREFIX, TuneMeter
 
 MIB = 1 << 20
 BAR = 0.95

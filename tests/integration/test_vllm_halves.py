@@ -190,8 +190,8 @@ def test_values_that_are_not_what_they_were_are_not_loaded(
 WORKER = """
 import sys
 from kvferry import TieredCache, Identity, KVLayout
-from kvferry.integrations.vllm.finder import BackendFinder
-from kvferry.integrations.vllm.ranks import RankAnswers, address
+from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 
 layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 with TieredCache(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:

@@ -256,7 +256,7 @@ def test_the_spec_brings_the_tier_to_old_versions(shape: VllmShape) -> None:
     spec.manager = manager
     shape.spec.KvferryTieringSpec()
     assert shape.registry._registry["KvferryTier"] == (
-        "kvferry.integrations.vllm.tier.secondary_tier",
+        "kvferry.integrations.vllm.tier",
         "KvferryTier",
     )
     for _ in range(2):

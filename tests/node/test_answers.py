@@ -14,7 +14,7 @@ import pytest
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.sharing.node import Node, NodeSettings
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from support.node_server import NodeServer
 from support.resp import ReplyError
 from support.servers import wait_for

@@ -30,7 +30,7 @@ with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=0.05, threads=2)) as nod
 _LENDER = """
 import signal, sys
 from kvferry._native import ChunkCache, PagePool
-from kvferry.node.lending import LendingNode
+from kvferry.sharing.peers.lending import LendingNode
 pool = PagePool(16384, 3000)
 cache = ChunkCache(3000, pool=pool)
 hashes = b"".join(number.to_bytes(16, "little") for number in range(1, 2501))

@@ -19,7 +19,7 @@ import redis
 from kvferry.base.host import usable_cores
 from kvferry.cli.main import main
 from kvferry.sharing.node import Node, NodeSettings
-from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.lending import USER, LendingNode
 from support import clock
 from support.secrets import secret
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvferry.sharing.controller.page import routes
 from kvferry.sharing.controller.page.actions import prompt_of
-from kvferry.sharing.controller.page.html import el, joined
+from kvferry.sharing.controller.page.elements import el, joined
 from support.page_cluster import PageCluster, page_cluster
 from support.views import ask
 

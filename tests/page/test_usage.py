@@ -14,7 +14,7 @@ import pytest
 from kvferry.metrics import CacheMetrics
 from kvferry.sharing.controller.page import tables
 from kvferry.sharing.membership.messages import HITS_MAX, Hits
-from kvferry.sharing.peers.work_done import work_of
+from kvferry.sharing.peers.instance import work_of
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
 from support.views import ask

@@ -1,6 +1,6 @@
 """KV of versions, to see what a clear has reached; and a cache in a process of its own.
 
-with worker(stores=[...]) as other:       # the same calls, as lines: see `serve_calls`
+with worker(stores=[...]) as other:       # the same calls, as lines: see `line_process.serve`
     other("put", version="old")
     other("found")                        # "old", "new", or "" for nothing
 """

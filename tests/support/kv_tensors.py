@@ -1,7 +1,7 @@
 """Caches of an engine in every layout, whose elements say what they are; without torch.
 
 An element is a number from which layer, block, head, token, key or value, and dimension can be
-read: ``l kv bbb h nn dd`` in decimal. So any byte in a wrong place shows, and where it came from.
+read: "l kv bbb h nn dd" in decimal. So any byte in a wrong place shows, and where it came from.
 """
 
 from __future__ import annotations

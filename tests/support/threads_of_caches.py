@@ -17,12 +17,12 @@ from kvferry.base.credentials import Credentials
 from kvferry.base.errors import DeadlineExceeded, UnavailableError
 from kvferry.base.threads import Guarded
 from kvferry.cache import status_socket
+from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
-from kvferry.cache.cost.speeds import Speeds
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.store import awake
 from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status
@@ -64,7 +64,7 @@ class Marks:
 
 
 def followed(store: Marks) -> StoreGenerations:
-    return StoreGenerations("store", cast(Any, store), Newest(int))
+    return StoreGenerations("store", cast(Any, store), NewestMark(int))
 
 
 def misses_then_knows(generations: StoreGenerations, fault: Fault) -> None:
@@ -93,7 +93,7 @@ def following_fails(fault: Fault) -> None:
 @scenario("generations")
 def deleting_what_a_clear_has_left_fails(fault: Fault) -> None:
     store = Marks(lambda timeout_s: Mark(7, b"7" * 8).encode())
-    newest = Newest(int)
+    newest = NewestMark(int)
     with closing(StoreGenerations("store", cast(Any, store), newest)) as generations:
         generations.delete(lambda generation: True, fault(lambda: True))
         fault.met()

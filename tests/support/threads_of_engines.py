@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from kvferry.base.threads import Workers
 from kvferry.chunks.prompt import Prompt
-from kvferry.integrations.vllm.blocks import staging
+from kvferry.integrations.vllm.blocks import cuda_blocks
 from kvferry.integrations.vllm.connector import ranks as of_ranks
 from kvferry.integrations.vllm.connector.held import HeldCache
 from kvferry.integrations.vllm.connector.interfaces import Work
@@ -106,8 +106,8 @@ def handing_over_fails(fault: Fault) -> None:
 @scenario("pin")
 def pinning_memory_fails(fault: Fault) -> None:
     """It is copied once more then."""
-    blocks = staging.CudaBlocks.__new__(staging.CudaBlocks)
-    fault.breaks(staging, "readable")
+    blocks = cuda_blocks.CudaBlocks.__new__(cuda_blocks.CudaBlocks)
+    fault.breaks(cuda_blocks, "readable")
     blocks.pin([bytearray(8)])
     assert fault.raised == 1
 

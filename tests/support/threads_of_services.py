@@ -28,7 +28,7 @@ from kvferry.server.sessions.store_watch import StoreWatch
 from kvferry.sharing.controller import run as controller_run
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.ports import Ports
-from kvferry.sharing.controller.shared import Shared
+from kvferry.sharing.controller.shared_directory import SharedDirectory
 from kvferry.sharing.membership import Command, Reporter
 from support import clock
 from support.cache_server import running
@@ -330,7 +330,7 @@ def the_clock_of_a_controller_fails(fault: Fault) -> None:
 
 @scenario("directory")
 def sharing_a_directory_fails(fault: Fault) -> None:
-    fault.breaks(Shared, "_turn")
+    fault.breaks(SharedDirectory, "_turn")
     one = Controller(config(directory=f"redis://{NOWHERE}"))
     one.start()
     try:

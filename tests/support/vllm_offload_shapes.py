@@ -23,7 +23,11 @@ _BASE = "vllm.v1.kv_offload.base"
 _TIERING = "vllm.v1.kv_offload.tiering"
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics"
-OURS = ("tier", "spec", "tier_connector")
+OURS = {
+    "tier": "kvferry.integrations.vllm.tier.secondary_tier",
+    "spec": "kvferry.integrations.vllm.spec",
+    "tier_connector": "kvferry.integrations.vllm.tier.tier_connector",
+}
 
 
 class Lookup(enum.Enum):
@@ -259,13 +263,12 @@ class VllmShape:
                     parent = sys.modules[".".join(parts[: length - 1])]
                     setattr(parent, parts[length - 1], sys.modules[path])
             vars(sys.modules[name]).update(members)
-        for name in OURS:
-            monkeypatch.delitem(sys.modules, f"kvferry.integrations.vllm.{name}", raising=False)
-        for name in OURS:
-            setattr(self, name, importlib.import_module(f"kvferry.integrations.vllm.{name}"))
-        for name in OURS:  # so that they are forgotten when the test is over
-            module = sys.modules.pop(f"kvferry.integrations.vllm.{name}")
-            monkeypatch.setitem(sys.modules, f"kvferry.integrations.vllm.{name}", module)
+        for path in OURS.values():
+            monkeypatch.delitem(sys.modules, path, raising=False)
+        for name, path in OURS.items():
+            setattr(self, name, importlib.import_module(path))
+        for path in OURS.values():  # so that they are forgotten when the test is over
+            monkeypatch.setitem(sys.modules, path, sys.modules.pop(path))
 
 
 def _manager(ends_steps: bool) -> type:

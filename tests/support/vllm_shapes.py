@@ -1,6 +1,6 @@
 """Objects of the shape of vLLM's, for tests of the halves of a connector without vLLM.
 
-A `Block` holds bytes; `PlainCopier` moves them as `blocks.BlockCopier` does tensors. `SlowDevice`
+A `Block` holds bytes; `PlainCopier` moves them as `copier.BlockCopier` does tensors. `SlowDevice`
 is one whose copies are done later, as on a GPU.
 """
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 from kvferry_lab.bench.concurrent import measure_concurrent
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 
 class Instant:

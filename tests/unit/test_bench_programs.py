@@ -12,7 +12,7 @@ import pytest
 
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.programs import DelayProcess, FloorProcess, ProgramError, find_program
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from support import clock
 from support.cluster import Cluster
 from support.servers import TestServer

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.cache.cost.load_or_compute import Budget, LoadModel, Offer, decide
+from kvferry.cache.cost.load_or_compute import LoadModel, Offer, decide
 from kvferry.cache.cost.patience import Account, Odds
 from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.flow import Flow
+from kvferry.cache.load.wait_budget import (
+    NOTHING_KNOWN,
+    Expected,
+    RunningLoad,
+    StoreTimes,
+    WaitBudget,
+)
+from kvferry.cache.store.tier import Tier
 
 GB = 10**9
 
@@ -214,26 +225,26 @@ def test_whoever_leaves_in_time_is_done_in_time(
 ) -> None:
     model, held = prefill(0.0, c, d), int(total * memory)
     tokens = held + int((total - held) * gain)
-    budget = Budget(total, held, model, began=100.0, deadline=1e9)
+    budget = WaitBudget(total, held, model, began=100.0, deadline=1e9)
     done = budget.until(tokens) + model.predict_s(total, tokens)
     assert done - 100.0 <= 1.07 * model.predict_s(total, held) + 1e-9
 
 
 def test_the_callers_deadline_holds_in_any_case() -> None:
-    slow = Budget(10_000, 0, prefill(0, 1, 0), began=0.0, deadline=2.0)
+    slow = WaitBudget(10_000, 0, prefill(0, 1, 0), began=0.0, deadline=2.0)
     assert slow.until(9_000) == 2.0
-    assert Budget(10, 0, PrefillModel(), began=0.0, deadline=2.0).until(5) == 2.0
+    assert WaitBudget(10, 0, PrefillModel(), began=0.0, deadline=2.0).until(5) == 2.0
 
 
 def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
     model = prefill(0.0, 1e-3, 0.0)
-    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.3)
+    budget = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.3)
     assert budget.until(0) == pytest.approx(5.05)
-    assert budget.until(0, expected_s=0.1) == pytest.approx(5.125)
-    assert budget.until(0, expected_s=0.2) == pytest.approx(5.25)
-    assert budget.until(0, expected_s=0.3) == pytest.approx(5.05)  # more than it may lose
-    assert budget.until(0, expected_s=0.1, end_s=0.97) == pytest.approx(5.05)  # for too little
-    poor = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
+    assert budget.until(0, Expected(0.1)) == pytest.approx(5.125)
+    assert budget.until(0, Expected(0.2)) == pytest.approx(5.25)
+    assert budget.until(0, Expected(0.3)) == pytest.approx(5.05)  # more than it may lose
+    assert budget.until(0, Expected(0.1, 0.97)) == pytest.approx(5.05)  # for too little
+    poor = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
     assert poor.until(0) == pytest.approx(5.0)
     assert poor.until(500) == pytest.approx(5.5)
 
@@ -241,23 +252,23 @@ def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
 def test_until_bytes_flow_a_load_has_half_the_time_of_computing_if_requests_may_lose_it() -> None:
     model = prefill(0.0, 1e-3, 0.0)
 
-    def waits(allowance_s: float, *, flows: bool) -> float:
-        budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=allowance_s)
-        return budget.until(0, flows=flows) - 5.0
+    def waits(allowance_s: float, *, bytes_come: bool) -> float:
+        budget = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=allowance_s)
+        return budget.until(0, bytes_come=bytes_come) - 5.0
 
-    assert waits(0.9, flows=False) == pytest.approx(0.5)
-    assert waits(0.9, flows=True) == pytest.approx(0.05), "nothing whole, and no hope"
-    assert waits(0.3, flows=False) == pytest.approx(0.3)
-    assert waits(0.0, flows=False) == pytest.approx(0.0)
+    assert waits(0.9, bytes_come=False) == pytest.approx(0.5)
+    assert waits(0.9, bytes_come=True) == pytest.approx(0.05), "nothing whole, and no hope"
+    assert waits(0.3, bytes_come=False) == pytest.approx(0.3)
+    assert waits(0.0, bytes_come=False) == pytest.approx(0.0)
 
 
 def test_behind_what_is_queued_waiting_costs_nothing() -> None:
     model = prefill(0.0, 1e-3, 0.0)
-    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, queued_s=10.0, allowance_s=0.0)
+    budget = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, queued_s=10.0, allowance_s=0.0)
     assert budget.until(0) == pytest.approx(15.0)
-    assert budget.until(0, expected_s=8.0) == pytest.approx(15.0)
-    assert budget.regret_s(0, 14.0) == 0.0
-    assert budget.regret_s(0, 15.5) == pytest.approx(0.5)
+    assert budget.until(0, Expected(8.0)) == pytest.approx(15.0)
+    assert budget.loss_s(0, 14.0) == 0.0
+    assert budget.loss_s(0, 15.5) == pytest.approx(0.5)
     slow = Offer("s", 0, 960, 9.5)
     assert decide(1_000, 0, [slow], model).reason == "memory_only"
     assert decide(1_000, 0, [slow], model, queued_s=10.0).reason == "all"
@@ -266,8 +277,9 @@ def test_behind_what_is_queued_waiting_costs_nothing() -> None:
 
 def test_a_question_is_waited_for_as_long_as_its_answer_can_pay() -> None:
     def waits(wins: float, question_s: float, load_s: float, allowance_s: float = 9.0) -> float:
-        budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), 5.0, 99.0, allowance_s=allowance_s)
-        return budget.question(0, 1_000, wins, question_s, load_s, question_s) - 5.0
+        budget = WaitBudget(1_000, 0, prefill(0.0, 1e-3, 0.0), 5.0, 99.0, allowance_s=allowance_s)
+        times = StoreTimes(wins, question_s, load_s, question_s)
+        return budget.answer_until(0, 1_000, times) - 5.0
 
     assert waits(1.0, 0.0, 0.2) == pytest.approx(0.25), "nobody knows what it takes"
     assert waits(0.25, 0.05, 0.15) == pytest.approx(0.2)
@@ -319,9 +331,24 @@ def test_odds_follow_the_answers() -> None:
 
 
 def test_waiting_is_worth_it_while_it_beats_computing() -> None:
-    budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=0.0, deadline=9.0)
+    budget = WaitBudget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=0.0, deadline=9.0)
     assert budget.gain_s(100, 1_000, remaining_s=0.8) == pytest.approx(0.1)
     assert budget.gain_s(100, 1_000, remaining_s=0.95) == pytest.approx(-0.05)
+
+
+def flowing(begun: int, done_s: float) -> RunningLoad:
+    """A load of 1,000 tokens that takes so long; 0.166 s have passed, and little is whole."""
+    flow = SimpleNamespace(
+        remaining_s=lambda: done_s - 0.166,
+        share=lambda: begun / 1_000,
+        seen_s=lambda: 0.1,
+        idle_s=lambda: 0.0,
+        is_young=False,
+    )
+    tier = SimpleNamespace(measured=True)
+    load = RunningLoad(cast("Tier", tier), cast("Flow", flow), NOTHING_KNOWN, goal=1_000)
+    load.held, load.begun = min(71, begun), begun
+    return load
 
 
 def test_a_flow_that_ends_well_before_computing_is_waited_for_although_little_is_whole() -> None:
@@ -330,12 +357,12 @@ def test_a_flow_that_ends_well_before_computing_is_waited_for_although_little_is
     It was left here, at 1.12 of computing, where going on takes 0.7 of it.
     """
     model = prefill(0.0, 1e-3, 0.0)
-    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=1.0)
+    budget = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=1.0)
     assert budget.until(71) < 5.166, "no time is left by what is whole"
-    assert budget.in_sight(143, 0.69, 5.166)
-    assert not budget.in_sight(143, 0.85, 5.166), "for too little"
-    assert not budget.in_sight(0, 0.69, 5.166), "too much would be lost if it came to nothing"
-    poor = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
-    assert not poor.in_sight(143, 0.69, 5.166), "others have waited in vain"
-    hurried = Budget(1_000, 0, model, began=5.0, deadline=5.1, allowance_s=1.0)
-    assert not hurried.in_sight(143, 0.69, 5.166)
+    assert budget.goes_on(flowing(143, 0.69), 5.166)
+    assert not budget.goes_on(flowing(143, 0.85), 5.166), "for too little"
+    assert not budget.goes_on(flowing(0, 0.69), 5.166), "too much would be lost for nothing"
+    poor = WaitBudget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
+    assert not poor.goes_on(flowing(143, 0.69), 5.166), "others have waited in vain"
+    hurried = WaitBudget(1_000, 0, model, began=5.0, deadline=5.1, allowance_s=1.0)
+    assert not hurried.goes_on(flowing(143, 0.69), 5.166)

@@ -34,7 +34,7 @@ def test_bytes_that_come_evenly_say_when_the_rest_is_here() -> None:
         counter.count = step * MIB
         seen.look(step * 0.01)
     assert seen.remaining_s() == pytest.approx(0.36, rel=0.05)
-    assert seen.first_s() == (0.0, 0.01)
+    assert seen.first_byte() == (0.0, 0.01)
 
 
 def test_a_flow_that_doubles_with_each_round_trip_is_not_judged_by_its_mean() -> None:
@@ -67,7 +67,7 @@ def test_a_pause_until_the_rest_can_be_here_is_no_slow_flow() -> None:
         blind.look(step * 0.01)
     assert seen.remaining_s() is None
     assert blind.remaining_s() == pytest.approx(54 * 0.09 * MIB, rel=0.01), "nothing came of late"
-    assert seen.first_s() == (0.0, 0.11), "the first byte is what it was"
+    assert seen.first_byte() == (0.0, 0.11), "the first byte is what it was"
     for step in range(21, 31):
         counter.count += 3 * MIB
         seen.look(step * 0.01)
@@ -98,6 +98,6 @@ def test_a_rest_that_does_not_come_in_time_is_a_slow_flow() -> None:
 def test_nothing_has_come() -> None:
     seen = flow(Counter())
     seen.look(0.5)
-    assert seen.first_s() == (0.5, math.inf)
+    assert seen.first_byte() == (0.5, math.inf)
     assert seen.remaining_s() is None
     assert seen.share() == 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from kvferry.base.threads import failures
 from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import Mark
 from support.stamps import until
 
@@ -37,7 +37,7 @@ def test_a_store_that_is_away_is_not_asked_until_it_is_back() -> None:
     """Each try would dial, wait and fail, on the processor that makes tokens."""
     store = Store()
     store.available = False
-    generations = StoreGenerations("store", cast(Any, store), Newest(int))
+    generations = StoreGenerations("store", cast(Any, store), NewestMark(int))
     try:
         for _ in range(30):  # whoever wants to read would have it asked at once
             generations.wait(time.monotonic() + 0.2)
@@ -75,7 +75,7 @@ def test_a_mark_with_thousands_of_digits_does_not_end_who_follows_it(
     digits: int, digit: bytes
 ) -> None:
     """It can be read up to 4,300 of them, and one more cannot be written."""
-    store, newest = Marked(digit * digits + b" " + b"ab" * 8), Newest(int)
+    store, newest = Marked(digit * digits + b" " + b"ab" * 8), NewestMark(int)
     generations = StoreGenerations("store", cast(Any, store), newest)
     before = failures().get("generations", 0)
     try:
@@ -99,7 +99,7 @@ def test_a_mark_with_thousands_of_digits_does_not_end_who_follows_it(
 def test_a_plug_in_that_raises_is_asked_again_and_nothing_is_believed_meanwhile(
     error: Exception,
 ) -> None:
-    store, newest = Marked(Mark(3, b"3" * 8).encode()), Newest(int)
+    store, newest = Marked(Mark(3, b"3" * 8).encode()), NewestMark(int)
     generations = StoreGenerations("store", cast(Any, store), newest)
     try:
         until(lambda: generations.known and newest.mark.half == b"3" * 8, 30)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 
-from kvferry.cache.cost.load_or_compute import Budget
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load import loader
-from kvferry.cache.load.load_parts import Part
-from kvferry.cache.load.loader import Load
+from kvferry.cache.load.flow import Flow
+from kvferry.cache.load.loader import Load, Part, RunningLoads
 from kvferry.cache.load.pending import PendingLoads
+from kvferry.cache.load.wait_budget import NOTHING_KNOWN, RunningLoad, WaitBudget
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.cache.steps import finish
 from kvferry.cache.store.tier import Tier
@@ -47,20 +47,23 @@ KNOWN, UNKNOWN = PrefillModel(1e6, 1e6, 0.0, fixed=True), PrefillModel()
     ],
 )
 def test_many_loads_are_looked_at_less_often(
-    prefill: PrefillModel, waiting: int, look_s: float, monkeypatch: pytest.MonkeyPatch
+    prefill: PrefillModel, waiting: int, look_s: float
 ) -> None:
-    monkeypatch.setattr(loader, "_waiting", set(range(waiting)))
+    running = RunningLoads()
     memory = Memory.private(LAYOUT.chunk_bytes, MIB, "LRU", hugetlb=False, prefault=False)
     tokens = read_prompt(prompt(CHUNK), CHUNK, b"")
     now = time.monotonic()
-    budget = Budget(CHUNK, 0, prefill, now, now + 1e6)
+    budget = WaitBudget(CHUNK, 0, prefill, now, now + 1e6)
     with memory_store("looks") as connector:
         tier = Tier("looks", connector, LAYOUT.chunk_bytes)
-        load: Any = Load(memory, tokens, budget, PendingLoads(memory))
+        load: Any = Load(memory, tokens, budget, PendingLoads(), running=running)
         looks = Looks()
         part = Part(tier, 1, Reserved(0, [0], [], 0), cast("Ticket", looks))
-        load._tier, load._start = tier, 0
+        load._run, load._start = RunningLoad(tier, Flow({}, now), NOTHING_KNOWN), 0
         load._parts.append(part)
         load._asked = 1
-        assert finish(load._await(part)) is not None
+        with ExitStack() as others:
+            for _ in range(waiting):
+                others.enter_context(running.waiting(object()))
+            assert finish(load._await(part)) is not None
     assert looks.limits == [pytest.approx(look_s)] * 3

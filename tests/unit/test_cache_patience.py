@@ -16,12 +16,13 @@ from types import SimpleNamespace
 import pytest
 
 from kvferry import _native
+from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load import loader, measuring, planner, retriever, window
+from kvferry.cache.load import background_loads, loader, loss_warnings, retriever, window
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store import late_answers, losses, tier
+from kvferry.cache.store import late_answers, tier
 from kvferry.cache.store.tier import Tier
 from kvferry.chunks.prompt import Prompt, read_prompt
 from support.timed_store import FakeClock, TimedStore
@@ -48,7 +49,8 @@ class Bench:
     ) -> None:
         self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
-        for module in (retriever, loader, losses, measuring, planner, tier, late_answers, window):
+        loads = (background_loads, loader, loss_warnings, retriever, window)
+        for module in (*loads, late_answers, tier):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)
         self.store.pages_on_demand = on_demand
@@ -306,7 +308,7 @@ def test_bytes_of_another_load_say_nothing_about_the_way(
     made.store.submit_get(other.keys(0, CHUNKS), [], timeout_s=9.0)
     with ExitStack() as stack:
         if cut:
-            tier.learn(0, 0.9, whole=False, first_s=(1.0, 1.0))
+            tier.learn(0, 0.9, whole=False, first_byte=FirstByte(1.0, 1.0))
         else:
             stack.enter_context(tier.loading(other, 0, CHUNKS))
         made.clock.now += 0.9

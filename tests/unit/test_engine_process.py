@@ -14,7 +14,7 @@ import pytest
 
 from kvferry.cli.table import console
 from kvferry_lab.engines.bench import EngineRow, Pass
-from kvferry_lab.engines.process import EngineError, EngineProcess
+from kvferry_lab.engines.engine_process import EngineError, EngineProcess
 from kvferry_lab.engines.report import say_rows, write_plot
 from support import clock
 

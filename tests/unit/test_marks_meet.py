@@ -11,7 +11,7 @@ import pytest
 
 from kvferry.base.errors import UnavailableError
 from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks import generation
 from kvferry.chunks.generation import Mark
 
@@ -45,7 +45,7 @@ class Cache:
     """Its marks alone."""
 
     def __init__(self, stores: list[Store]) -> None:
-        self.newest = Newest(int)
+        self.newest = NewestMark(int)
         self.keepers = [StoreGenerations("s", cast(Any, store), self.newest) for store in stores]
 
     def clear(self) -> None:

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics import parser as strict_parser
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import noticed
 from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
+from kvferry.metrics.cache import ONE_SIDED
 from kvferry.metrics.collector import KVFerryCollector, exposition
-from kvferry.metrics.families import ONE_SIDED
 
 COST_LIMIT_S = 2e-6  # of a call, on a machine that does other things as well
 
@@ -31,14 +31,14 @@ def use(metrics: CacheMetrics) -> None:
     metrics.requested(1000)
     metrics.hit("l1", 512, 2048)
     metrics.hit("redis", 256, 1024)
-    metrics.saved(0.4)
+    metrics.count("prefill_saved_seconds", 0.4)
     for reason in MISS_REASONS:
         metrics.missed(reason, 2)
     for reason in SHED_REASONS:
         metrics.shed(reason)
     for decision in DECISIONS:
         metrics.decided(decision)
-    metrics.corrupt("checksum")
+    metrics.count("corrupt_values", label="checksum")
     metrics.looked_up(0.0002)
     metrics.retrieved(0.2)
     metrics.loaded("redis", 1 << 20, 0.02)
@@ -48,8 +48,8 @@ def use(metrics: CacheMetrics) -> None:
     metrics.copied("out", 512, 0.001)
     metrics.first_token(0.1, 0.4)
     metrics.evicted("l1", 5)
-    metrics.evicted_then_missed("l1")
-    metrics.waited_for_flight(3)
+    metrics.count("evicted_then_missed_chunks", label="l1")
+    metrics.count("single_flight_waits", 3)
     metrics.predicted("load", 0.1, 0.12)
     metrics.pool(3, 8)
     metrics.write_queue(2, 4096)

@@ -9,12 +9,12 @@ import pytest
 
 from kvferry.cache.steps import finish
 from kvferry.cache.store import awake
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import MARK_BYTES, Mark, drawn, drawn_here, named
 from kvferry.client.batch import Status
-from kvferry.sharing.controller.marks import Marks
+from kvferry.sharing.controller.members import Marks
 from kvferry.sharing.membership import HeldIdentity
-from kvferry.sharing.peers.peer_mark import PeerMark
+from kvferry.sharing.peers.peer_tier import PeerMark
 
 
 class Told:
@@ -31,8 +31,8 @@ class Told:
         self.asked += 1
 
 
-def newest(count: int = 3) -> tuple[Newest, Told]:
-    made, told = Newest(lambda: count), Told()
+def newest(count: int = 3) -> tuple[NewestMark, Told]:
+    made, told = NewestMark(lambda: count), Told()
     made.follow(told)
     return made, told
 
@@ -141,8 +141,8 @@ def test_a_peer_whose_node_says_no_mark_for_seconds_cannot_hear_of_clears(
 ) -> None:
     """One that begins, or ends, says none for a moment: that is not why a clear is refused."""
     now = [100.0]
-    monkeypatch.setattr("kvferry.sharing.peers.peer_mark.time.monotonic", lambda: now[0])
-    one, node = Newest(int), Node()
+    monkeypatch.setattr("kvferry.sharing.peers.peer_tier.time.monotonic", lambda: now[0])
+    one, node = NewestMark(int), Node()
     peer = PeerMark(cast(Any, node), one)
 
     def say(answer: tuple[Status, bytes]) -> None:

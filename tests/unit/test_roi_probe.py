@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
-from kvferry.config.cache_settings import read_calibration
-from kvferry_lab.roi.probe import PrefillProbe, PrefillSample, write_calibration
+from kvferry.config.cache import read_calibration
+from kvferry_lab.roi.engine_probe import PrefillProbe, PrefillSample, write_calibration
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 

@@ -12,7 +12,7 @@ COUNT = "import os, {0}; print(len(os.listdir('/proc/self/task')))"
 
 @pytest.mark.parametrize(
     "module",
-    ["kvferry.server.server", "kvferry.sharing.node.run", "kvferry.sharing.controller.run"],
+    ["kvferry.server.server", "kvferry.sharing.node", "kvferry.sharing.controller.run"],
 )
 def test_nothing_that_is_imported_starts_threads_before_signals_are_blocked(module: str) -> None:
     """NumPy's threads took SIGTERM, and the server ended without keeping its state."""

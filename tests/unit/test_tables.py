@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from kvferry.http.tables import as_csv, cell
+from kvferry.http.csv_tables import as_csv, cell
 
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n@x", "\uff1d1", "=\x00", "-")
 

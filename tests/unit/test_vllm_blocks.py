@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvferry.base.errors import BadBufferError, UsageError
-from kvferry.integrations.vllm.blocks.blocks import BlockCopier, layer_order
+from kvferry.integrations.vllm.blocks.copier import BlockCopier, layer_order
 from kvferry.integrations.vllm.blocks.layouts import read_layout
 from support.kv_tensors import BLOCKS, LAYERS, LAYOUTS, TOKENS, Case, Tensor
 

@@ -25,7 +25,13 @@ from kvferry.integrations.vllm.connector.interfaces import LoadJob, Work
 from support.servers import wait_for
 from support.vllm_shapes import PlainCopier
 
-OURS = ("in_process", "connector", "mp", "opening", "affinity")
+CONNECTOR = "kvferry.integrations.vllm.connector"
+OURS = {
+    "in_process": f"{CONNECTOR}.in_process",
+    "mp": "kvferry.integrations.vllm.mp",
+    "opening": f"{CONNECTOR}.opening",
+    "affinity": f"{CONNECTOR}.affinity",
+}
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 
 
@@ -91,14 +97,13 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                     sys.modules[".".join(parts[: length - 1])], parts[length - 1], sys.modules[path]
                 )
         vars(sys.modules[name]).update(members)
-    for name in OURS:
-        monkeypatch.delitem(sys.modules, f"kvferry.integrations.vllm.{name}", raising=False)
-        monkeypatch.delattr(f"kvferry.integrations.vllm.{name}", raising=False)
-    yield SimpleNamespace(
-        **{name: importlib.import_module(f"kvferry.integrations.vllm.{name}") for name in OURS}
-    )
-    for name in OURS:  # they know the vLLM that was played
-        del sys.modules[f"kvferry.integrations.vllm.{name}"]
+    for path in OURS.values():
+        monkeypatch.delitem(sys.modules, path, raising=False)
+        monkeypatch.delattr(path, raising=False)
+    ours = {"connector": CONNECTOR, **OURS}
+    yield SimpleNamespace(**{name: importlib.import_module(path) for name, path in ours.items()})
+    for path in OURS.values():  # they know the vLLM that was played
+        del sys.modules[path]
 
 
 def connector(vllm: Any, kind: str, role: Role, **extra: Any) -> Any:

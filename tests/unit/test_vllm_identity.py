@@ -18,8 +18,7 @@ from kvferry import Identity
 from kvferry.base.errors import UsageError
 from kvferry.chunks.layout import KVLayout
 from kvferry.integrations.vllm import versions
-from kvferry.integrations.vllm.identity import kv_dtype, model_identity
-from kvferry.integrations.vllm.platform import platform_fields
+from kvferry.integrations.vllm.identity import kv_dtype, model_identity, platform_fields
 
 VERSIONS = ("0.22.1", "0.32.0")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.vllm.blocks.kernels import kernel_name
+from kvferry.integrations.vllm.blocks.layouts import kernel_name
 
 
 def config(**backends: str | None) -> Any:

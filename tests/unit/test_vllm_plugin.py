@@ -36,10 +36,7 @@ for point in entry_points(group="vllm.general_plugins"):
 OURS = {
     "KvferryConnector": ["kvferry.integrations.vllm.connector", "KvferryConnector"],
     "KvferryMPConnector": ["kvferry.integrations.vllm.mp", "KvferryMPConnector"],
-    "KvferryTierConnector": [
-        "kvferry.integrations.vllm.tier.tier_connector",
-        "KvferryTierConnector",
-    ],
+    "KvferryTierConnector": ["kvferry.integrations.vllm.tier", "KvferryTierConnector"],
 }
 
 
@@ -81,7 +78,7 @@ print(json.dumps([f.KVConnectorFactory._registry, t.SecondaryTierFactory._regist
     assert connectors == {"somebody": None, **OURS}
     assert tiers == {
         "somebody": None,
-        "KvferryTier": ["kvferry.integrations.vllm.tier.secondary_tier", "KvferryTier"],
+        "KvferryTier": ["kvferry.integrations.vllm.tier", "KvferryTier"],
     }
 
 

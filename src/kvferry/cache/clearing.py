@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.chunks.generation import (
     after_clear,
@@ -57,7 +57,7 @@ class Clearing:
 
     def __init__(self, memory: Memory, weights_version: str) -> None:
         self.tiers: Sequence[StoreTier] = ()
-        self.newest = Newest(self._renewed)
+        self.newest = NewestMark(self._renewed)
         self.unopened: Mapping[str, str] = {}
         self.sharing: Callable[[], str] | None = None
         self._memory = memory

@@ -10,8 +10,8 @@ from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.retriever import Gathered
 from kvferry.cache.memory import Memory
 from kvferry.cache.request_log import RequestLog
-from kvferry.cache.store.receipts import Receipt, Receipts
 from kvferry.cache.store.store_tiers import MEMORY, StoreTier
+from kvferry.cache.storer import Receipt, Receipts
 from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
 
@@ -78,12 +78,13 @@ class Meter:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
         prefill = self._cache.prefill
         if prefill.known:
-            metrics.saved(prefill.predict_s(sum(tokens.values())))
+            saved_s = prefill.predict_s(sum(tokens.values()))
+            metrics.count("prefill_saved_seconds", saved_s)
         for loaded in gathered.loads:
             for store, chunks in loaded.chunks.items():
                 metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)
         if gathered.waited:
-            metrics.waited_for_flight()
+            metrics.count("single_flight_waits")
         missed = prompt.chunks - sum(counts.values())
         if missed > 0 and gathered.reason:
             reason = gathered.reason if gathered.reason in MISS_REASONS else "error"
@@ -158,7 +159,7 @@ class Meter:
         metrics.pool(memory["resident"], cache.memory.pages)
         metrics.evicted(MEMORY, self._grown("evictions", memory["evictions"]))
         again = self._grown("evicted_then_missed", memory["evicted_then_missed"])
-        metrics.evicted_then_missed(MEMORY, again)
+        metrics.count("evicted_then_missed_chunks", again, MEMORY)
         metrics.write_queue(
             sum(store.writer.queue_chunks for store in cache.tiers),
             sum(store.writer.queue_bytes for store in cache.tiers),
@@ -176,7 +177,7 @@ class Meter:
                     continue  # of a plug-in
                 cause = _CAUSES.get(counter.removeprefix("refused_"))
                 if counter.startswith("refused_") and cause is not None:
-                    metrics.corrupt(cause, self._grown(f"{name} {counter}", value))
+                    metrics.count("corrupt_values", self._grown(f"{name} {counter}", value), cause)
                 elif counter.startswith("one_sided_"):
                     what = counter.removeprefix("one_sided_")
                     metrics.one_sided(name, what, self._grown(f"{name} {counter}", value))

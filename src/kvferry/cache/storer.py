@@ -1,25 +1,41 @@
-"""The writing half of a cache: chunks into pages now, into stores behind."""
+"""The writing half of a cache: chunks into pages now, into stores behind; and the receipts.
+
+`Storer` copies the caller's chunks into pages of memory, commits them, and offers them to the
+writer of each store. A chunk that a store did not take, or has lost, is offered to that store again
+while memory still has the chunk.
+
+A `Receipt` says what became of one `store`: which store has acknowledged its chunks, and why others
+have not. It is open until each store has acknowledged or refused what it was offered; then it is
+told, once. One that is open for long is told before that as well, by whoever stores or retrieves
+next.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvferry.cache.caller_buffers import wanted_chunks
 from kvferry.cache.memory import Memory, PagesGone, Reserved
 from kvferry.cache.results import Stored
-from kvferry.cache.store.receipts import Receipt, Receipts
 from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.cache.store.writer import Hold, WriteJob
 from kvferry.chunks.prompt import Prompt
 from kvferry.connectors.base import BufferLike
 from kvferry.metrics import CacheMetrics
 
-__all__ = ["Storer"]
+__all__ = ["Receipt", "Receipts", "Storer"]
 
 _SHED = "pool_full"  # why chunks were left out
+_TOLD_OPEN_S = 2.0  # a receipt that is open for longer is told before its end
+_OPEN_MAX = 1000  # receipts that can be told before their end
 
 
 class Storer:
@@ -54,7 +70,7 @@ class Storer:
             self.begin(store)
 
     def begin(self, store: StoreTier) -> None:
-        """Write this store anew what it loses; to be called before it is one of the stores."""
+        """Write what this store loses again; to be called before it is one of the stores."""
         if self._keep and store.writes:
             store.writer.lease = partial(self._leased, store)
 
@@ -106,7 +122,7 @@ class Storer:
 
         Args:
             given_tokens: What the caller had; default: what is reserved.
-            began: When he came.
+            began: When the call began, on ``time.monotonic``; default: now.
 
         Returns:
             How many became chunks, and for each store how many it will get, and will not.
@@ -163,7 +179,7 @@ class Storer:
 
     @property
     def looks(self) -> bool:
-        """Whether `notice` would have an effect now."""
+        """Whether `observe` would have an effect now."""
         return any(store.writer.looks for store in self._written)
 
     def observe(self, prompt: Prompt, held: int) -> None:
@@ -197,3 +213,87 @@ class Storer:
             self._memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
 
         return leave
+
+
+@dataclass(eq=False)
+class Receipt:
+    """What became of one `store`; numbers are chunks.
+
+    Attributes:
+        given_tokens: What the caller gave, with those behind the last full chunk.
+        here: What of it came into memory, and stays there.
+        brought: What of it came into memory, perhaps to leave it for the stores.
+        chunk_tokens: Tokens of a chunk.
+        reason: Why not all of it came in.
+        stored: What each store has acknowledged.
+        waiting: What each store has still to get.
+        refused: What each store did not take, and why.
+        took_s: From the beginning of the call.
+    """
+
+    given_tokens: int
+    here: int
+    brought: int
+    chunk_tokens: int
+    reason: str
+    began: float
+    stored: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    took_s: float = 0.0
+    told: bool = False  # while it was open
+
+    @property
+    def kept(self) -> int:
+        """What is somewhere for certain."""
+        return max(self.here, max(self.stored.values(), default=0))
+
+
+class Receipts:
+    """The receipts of one cache.
+
+    Args:
+        tell: Called with a receipt that is closed, or has been open for long.
+    """
+
+    def __init__(self, tell: Callable[[Receipt], object]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._open: deque[Receipt] = deque(maxlen=_OPEN_MAX)
+
+    def open(self, receipt: Receipt, stores: list[str]) -> None:
+        """These stores are about to be offered what was brought; none: it is told at once."""
+        receipt.took_s = time.monotonic() - receipt.began
+        receipt.waiting = dict.fromkeys(stores, receipt.brought)
+        if not receipt.waiting:
+            self._tell(receipt)
+            return
+        with self._lock:
+            self._open.append(receipt)
+
+    def settle(self, receipt: Receipt, store: str, count: int, why: str) -> None:
+        """A store has acknowledged so many, and `why` not more."""
+        with self._lock:
+            rest = receipt.waiting.pop(store, 0) - count
+            if count:
+                receipt.stored[store] = count
+            if rest > 0:
+                receipt.refused[store] = (rest, why)
+            receipt.took_s = time.monotonic() - receipt.began
+            if receipt.waiting:
+                return
+            if receipt in self._open:
+                self._open.remove(receipt)
+        self._tell(receipt)
+
+    def sweep(self) -> None:
+        """Tell of those that have been open for long."""
+        if not self._open:
+            return
+        before = time.monotonic() - _TOLD_OPEN_S
+        with self._lock:
+            late = [each for each in self._open if each.began < before and not each.told]
+            for each in late:
+                each.told = True
+        for each in late:
+            self._tell(each)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvferry import _native
 from kvferry.base.errors import ClosedError, UsageError
-from kvferry.chunks.elements import ELEMENTS, element_name
+from kvferry.chunks.layout import ELEMENTS, element_name
 
 if TYPE_CHECKING:
     import numpy as np

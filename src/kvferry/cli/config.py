@@ -78,10 +78,8 @@ _VERDICT = ("file", "problems", "warnings", "notes")
 def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
     from kvferry.base.errors import ConfigError
-    from kvferry.config import ClientConfig, examine
-    from kvferry.config.cache_settings import read_calibration
-    from kvferry.config.peers import PeerSettings
-    from kvferry.config.setting import specs
+    from kvferry.config import CacheConfig, ClientConfig, examine
+    from kvferry.config.cache import read_calibration
 
     found = examine(file, section=section)
     calibration = found.values["prefill_calibration_file"][0]
@@ -90,9 +88,8 @@ def _examined(file: str | None, section: str) -> Examined:
             read_calibration(calibration)
     except ConfigError as error:
         found.problems.append(str(error))
-    shared = specs(PeerSettings)
     try:
-        _ = PeerSettings(**{name: found.values[name][0] for name in shared}).secret
+        _ = CacheConfig(**{name: value for name, (value, _) in found.values.items()}).secret
     except ConfigError as error:
         found.problems.append(str(error))
     try:

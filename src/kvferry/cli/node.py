@@ -24,6 +24,6 @@ def node(settings: NodeSettings, log_level: str) -> None:
     It holds chunks of KV and nothing else: no disk, no replication, no other types. Its addresses
     go to stdout, one a line, once it listens.
     """
-    from kvferry.sharing.node.run import run_node
+    from kvferry.sharing.node import run_node
 
     run_node(settings, lambda found: click.echo("\n".join(found)), log_level=log_level)

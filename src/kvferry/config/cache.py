@@ -1,23 +1,24 @@
-"""The settings of a cache: where they come from, which wins, and all that is wrong with them."""
+"""The settings of a cache: each once, where they come from, which wins, and all that is wrong."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kvferry.base.errors import ConfigError, UsageError
-from kvferry.config.cache_settings import CacheSettings, named_stores
 from kvferry.config.client import ClientConfig
-from kvferry.config.client_sources import limits_of
 from kvferry.config.file import (
     FILE_VARIABLES,
     find_config_file,
     open_with_secret,
     read_document,
+    read_small,
+    read_token,
     section_of,
 )
 from kvferry.config.foreign import (
@@ -29,19 +30,33 @@ from kvferry.config.foreign import (
     ZERO_COUNTS,
     EngineSettings,
 )
-from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
+from kvferry.config.remote_sources import AllowedHosts
+from kvferry.config.setting import (
+    GB,
+    AnySerde,
+    Host,
+    Path,
+    PolicyName,
+    Secret,
+    Settings,
+    Text,
+    setting,
+    specs,
+)
 from kvferry.config.source_values import Findings, Names, SourceValues
-from kvferry.config.stores import StoreConfig, store_settings
+from kvferry.config.spec import parsed_json
+from kvferry.config.stores import StoreConfig, StoreSettings, named_stores, stores_of
+from kvferry.config.url import is_loopback, parse_endpoint
 
 __all__ = [
     "CACHE",
     "SECTION",
     "CacheConfig",
     "Examined",
-    "StoreSettings",
     "cache_values",
     "chosen_config",
     "examine",
+    "read_calibration",
     "resolved",
 ]
 
@@ -57,37 +72,264 @@ _OTHERS = (
 )  # variables that others read
 # Sections of others, also in a file whose other settings have none.
 _SECTIONS = ("client", "controller", "server", "tuned")
-_MAPPINGS = "a list of mappings, each with a type"
+_MIB = 1 << 20
+_DAY_S = 86_400.0
+_Ports = Annotated[
+    tuple[Annotated[int, setting(ge=0, le=65535)], ...],
+    setting(use="a port, or a list with one for each rank"),
+]
+_Endpoints = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
+Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
-class StoreSettings(Settings, frozen=True, kw_only=True):
-    """Settings of a file, the environment or a call that become stores.
+class CacheConfig(Settings, frozen=True, kw_only=True):
+    """What is cached, where, how long it may take, and what is shared with other instances.
+
+    Settings of sharing have the names of LMCache's P2P guide.
 
     Attributes:
+        chunk_size: The tokens of a chunk, the unit of caching.
+        local_cpu: Keep chunks in memory of this host (L1). Without it that memory is a way through.
+        max_local_cpu_size: The memory of this host for chunks (L1), in GB of 2^30 bytes.
+        eviction_policy: The policy that chooses which chunk leaves memory (L1).
+        hugetlb: Take memory from the system's huge pages, which must have been set aside.
+        prefault: Touch all memory at the start, so that no request pays for its first use.
+        enable_async_loading: Let `lookup` begin to load, so that `retrieve` finds chunks in memory.
+        retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
+        lookup_timeout_s: The longest that a lookup may wait for stores. Without it as long as an
+            answer can pay; where nobody knows what computing takes, for 3 seconds.
+        load_threads: The number of threads that run loads.
+        write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
+            beyond it is not stored, and counted.
+        recompute: The choice between loading and computing: "auto" loads what is predicted to be
+            quicker than computing it; "never" loads whatever is there.
+        weights_version: The name of weights that were changed in place. Caches on the same stores
+            share where they have the same name, or none.
+        prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
+            ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
+            Without it that is learned.
+        remote_serde: The form of chunks in stores of type redis: "naive": as they are;
+            "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
+            fewer still, of other types too, by more computing; "auto": one of these, as loads have
+            shown the link to be; "fp8": in a byte a number, which loses something, so a cache with
+            it shares only with others that have it. All are read.
         stores: The stores of chunks beside L1 (L2), in the order in which they are asked.
-        remote_url: The URL of a store of type redis.
-        local_disk: The directory of a store of type file.
-        max_local_disk_size: The capacity of `local_disk`, in GB of 2^30 bytes.
-        username: The ACL user at `remote_url`.
-        password: The password at `remote_url`, which is shown nowhere.
-        resp_num_threads: The number of connections to `remote_url`.
-        extra_config: A mapping in which LMCache has these three, and `lookup_backoff_time`.
+        enable_p2p: Lend the chunks in memory to other instances, and read theirs. The controller
+            says who they are.
+        p2p_host: The address where other instances reach this one. It listens there too, unless
+            `p2p_bind` names another address.
+        p2p_bind: The address of this host to listen on, e.g. "0.0.0.0" in a pod.
+        p2p_init_ports: The port at which other instances read; a list has one for each rank. 0
+            takes any that is free.
+        p2p_lookup_ports: A second port of the same service, for whoever was told both.
+        p2p_secret: The word that instances and their controller must know. It is needed where other
+            hosts can connect, unless instances have certificates and the controller is on this
+            host. Without one, processes of this user on this host make one.
+        p2p_secret_file: A file with the word that instances and their controller must know.
+        p2p_tls_cert_file: The PEM file of this instance's certificate for p2p_host, and its chain.
+            With it instances read each other over TLS, and show each other their certificates.
+        p2p_tls_key_file: The PEM file of the key of this instance's certificate.
+        p2p_tls_ca_file: The PEM file of the authorities whose certificates instances have.
+        transfer_channel: The way of chunks between instances: "nixl" is NIXL where both sides have
+            it; elsewhere, and with "tcp", memory of the other process on one host, and sockets.
+        enable_controller: Register with a controller, and tell it what memory holds.
+        lmcache_instance_id: The name of this instance, the same over restarts. Without it that of
+            the host.
+        controller_pull_url: The HOST:PORT of the controller that takes updates; those of several
+            controllers with one directory have commas between.
+        controller_reply_url: The HOST:PORT of the controller that answers questions; those of
+            several have commas between.
+        lookup_backoff_time: The seconds for which a peer that failed is not asked, at first.
+        remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
+            name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
+
+    Raises:
+        ConfigError: A setting cannot be, or contradicts another one.
     """
 
-    guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
+    guide: ClassVar = (
+        *("chunk_size", "max_local_cpu_size", "eviction_policy", "retrieve_timeout_s"),
+        *("lookup_timeout_s", "weights_version", "remote_serde"),
+    )
 
-    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
-    remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
-    local_disk: Text | None = None
-    max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
-    username: Word | None = None
-    password: Secret | None = None
-    resp_num_threads: Annotated[int, setting(ge=1, le=1024)] | None = None
-    extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
+    chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
+    local_cpu: bool = True
+    max_local_cpu_size: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
+    eviction_policy: PolicyName = "LRU"
+    hugetlb: bool = False
+    prefault: bool = True
+    enable_async_loading: bool = False
+    retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0
+    lookup_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] | None = None
+    load_threads: Annotated[int, setting(ge=1, le=256, unit="threads")] = 4
+    write_queue_bytes_max: Annotated[int, setting(ge=0, le=1 << 50, unit="bytes")] = 1024 * _MIB
+    recompute: Literal["auto", "never"] = "auto"
+    weights_version: Text | None = None
+    prefill_calibration_file: Path | None = None
+    remote_serde: AnySerde = "naive"
+    stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
+    # Sharing between instances.
+    enable_p2p: Annotated[
+        bool, setting(needs=("p2p_host", "p2p_init_ports", "enable_controller"))
+    ] = False
+    p2p_host: Host | None = None
+    p2p_bind: Host | None = None
+    p2p_init_ports: _Ports = ()
+    p2p_lookup_ports: _Ports = ()
+    p2p_secret: Secret | None = None
+    p2p_secret_file: Path | None = None
+    p2p_tls_cert_file: Annotated[Path, setting(needs=("p2p_tls_key_file",))] | None = None
+    p2p_tls_key_file: Annotated[Path, setting(needs=("p2p_tls_ca_file",))] | None = None
+    p2p_tls_ca_file: Annotated[Path, setting(needs=("p2p_tls_cert_file",))] | None = None
+    transfer_channel: Literal["tcp", "nixl"] = "tcp"
+    enable_controller: Annotated[
+        bool, setting(needs=("controller_pull_url", "controller_reply_url"))
+    ] = False
+    lmcache_instance_id: Text | None = None
+    controller_pull_url: _Endpoints | None = None
+    controller_reply_url: _Endpoints | None = None
+    lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
+    remote_kv_sources: tuple[str, ...] = ()
+
+    def _check(self) -> None:
+        self._set("stores", named_stores(self.stores))
+        AllowedHosts(self.remote_kv_sources)
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.enable_p2p:
+            bound = self.p2p_bind or self.p2p_host or ""
+            if not is_loopback(bound) and not (
+                self.p2p_secret or self.p2p_secret_file or self.p2p_tls_ca_file
+            ):
+                raise ConfigError(
+                    f"{bound!r} is reachable from other hosts, which needs a secret; set "
+                    "p2p_secret_file or p2p_tls_ca_file, or listen on localhost"
+                )
+        if self.p2p_secret and self.p2p_secret_file:
+            raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
+        if self.enable_controller:
+            counts = {
+                _count_endpoints(name, getattr(self, name) or "")
+                for name in ("controller_pull_url", "controller_reply_url")
+            }
+            if len(counts) > 1:
+                raise ConfigError(
+                    "controller_pull_url and controller_reply_url name the same controllers, in "
+                    "one order"
+                )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        section: str = SECTION,
+        environ: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """The settings of this call, of a file and of the environment; see the package.
+
+        Args:
+            path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
+            section: Where in the file.
+            environ: Default: of this process.
+            **overrides: Settings, where not None. `remote_url` and the other names that LMCache
+                uses are understood here as well.
+
+        Raises:
+            ConfigError: The file is missing or malformed, or a setting is.
+        """
+        found = examine(path, section=section, environ=environ, **overrides)
+        config = cls(**found.settings())
+        found.log(_log)
+        return config
+
+    @property
+    def l1_bytes(self) -> int:
+        """`max_local_cpu_size` in bytes."""
+        return int(self.max_local_cpu_size * GB)
+
+    @property
+    def prefill(self) -> tuple[float, float, float] | None:
+        """The coefficients a, c and d of prefill, in seconds; None if they are to be learned.
+
+        Raises:
+            ConfigError: `prefill_calibration_file` is missing or malformed.
+        """
+        if self.prefill_calibration_file is None:
+            return None
+        return read_calibration(self.prefill_calibration_file)
+
+    @property
+    def instance_id(self) -> str:
+        """`lmcache_instance_id`; without, a name of this host and the port."""
+        if self.lmcache_instance_id is not None:
+            return self.lmcache_instance_id
+        port = self.p2p_init_ports[0] if self.p2p_init_ports else 0
+        return f"{socket.gethostname()}:{port}" if port else socket.gethostname()
+
+    @property
+    def tls(self) -> dict[str, Any]:
+        """The same for both ends of TLS between instances, in the words of `ClientConfig`."""
+        if self.p2p_tls_cert_file is None:
+            return {}
+        return {
+            "tls": True,
+            "tls_cert_file": self.p2p_tls_cert_file,
+            "tls_key_file": self.p2p_tls_key_file,
+            "tls_ca_file": self.p2p_tls_ca_file,
+        }
+
+    @property
+    def secret(self) -> str:
+        """What instances and controller know of each other; "": nothing is needed.
+
+        Raises:
+            ConfigError: `p2p_secret_file` is missing, or holds something else.
+        """
+        if self.p2p_secret_file is None:
+            return self.p2p_secret or ""
+        return read_token(FilePath(self.p2p_secret_file), "p2p_secret_file")
+
+
+def _count_endpoints(name: str, value: str) -> int:
+    for one in value.split(","):
+        try:
+            host, port = parse_endpoint(one)
+        except ValueError:
+            host, port = "", None
+        if not host or port is None:
+            raise ConfigError(f"{name} is not valid; use HOST:PORT")
+    return value.count(",") + 1
+
+
+class _Calibration(Settings, frozen=True, kw_only=True):
+    a_s: Coefficient
+    c_s_per_token: Coefficient
+    d_s_per_token2: Coefficient
+
+
+def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]:
+    """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
+
+    Raises:
+        ConfigError: The file is missing or malformed; the text names it.
+    """
+    where = f"prefill_calibration_file {path}"
+    raw = read_small(FilePath(path), "prefill_calibration_file")
+    found, problem = parsed_json(raw.decode(errors="replace"))
+    known = specs(_Calibration)
+    if problem is None and not isinstance(found, dict):
+        problem = f"holds no object with {', '.join(known)}"
+    if problem is not None:
+        raise ConfigError(f"{where} {problem}")
+    a, c, d = (spec.check(found.get(name), f"{where}: {name}") for name, spec in known.items())
+    return a, c, d
 
 
 _SPECIAL = specs(StoreSettings)
-_PLAIN = {name: spec for name, spec in specs(CacheSettings).items() if not spec.program}
+_PLAIN = {name: spec for name, spec in specs(CacheConfig).items() if not spec.program}
 _ENGINE = specs(EngineSettings)
 CACHE = Names(
     *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF),
@@ -110,7 +352,7 @@ class Examined(Findings):
         client: What the file's section of clients says.
     """
 
-    file: Path | None = None
+    file: FilePath | None = None
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)
     stores: list[tuple[StoreConfig, str]] = field(default_factory=list)
     engine: dict[str, tuple[bool, str]] = field(default_factory=dict)
@@ -143,36 +385,6 @@ def examine(
     found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
     call = CACHE.take(SourceValues("call"), overrides, found)
     return resolved([call, *cache_values(section, environ, found)], environ, found)
-
-
-class CacheConfig(CacheSettings, frozen=True, kw_only=True):
-    """What is cached, where, and how long it may take, by the settings of `CacheSettings`."""
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        section: str = SECTION,
-        environ: Mapping[str, str] | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """The settings of this call, of a file and of the environment; see the package.
-
-        Args:
-            path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
-            section: Where in the file.
-            environ: Default: of this process.
-            **overrides: Settings, where not None. `remote_url` and the other names that LMCache
-                uses are understood here as well.
-
-        Raises:
-            ConfigError: The file is missing or malformed, or a setting is.
-        """
-        found = examine(path, section=section, environ=environ, **overrides)
-        config = cls(**found.settings())
-        found.log(_log)
-        return config
 
 
 def chosen_config(
@@ -223,7 +435,8 @@ def resolved(
     for name in _ENGINE.keys() & strongest.keys():
         found.engine[name] = (strongest[name].values[name], strongest[name].source(name))
     special = {name: place for name, place in strongest.items() if name in _SPECIAL}
-    found.stores = list(_stores(special, environ, found))
+    remote = _extra(special, found)
+    found.stores = list(stores_of(special, remote, found.client, environ, found))
     try:
         named = named_stores(tuple(store for store, _ in found.stores))
     except ConfigError as error:
@@ -233,7 +446,7 @@ def resolved(
     return found
 
 
-def _of_file(file: Path, section: str, found: Examined) -> SourceValues:
+def _of_file(file: FilePath, section: str, found: Examined) -> SourceValues:
     """A section, or all of a file that has none; and the section of clients."""
     document = read_document(file)
     flat = section not in document and any(
@@ -261,88 +474,7 @@ def _of_file(file: Path, section: str, found: Examined) -> SourceValues:
     return place
 
 
-Special = Mapping[str, SourceValues]  # setting: where it is said
-
-
-@dataclass
-class _Entry:
-    """A store in the making."""
-
-    shown: str
-    source: str
-    settings: Any
-
-
-def _stores(
-    special: Special, environ: Mapping[str, str], found: Examined
-) -> Iterator[tuple[StoreConfig, str]]:
-    """Every store and its source; what is wrong with the others is a problem."""
-    extra = _extra(special, found)
-    entries = list(_entries(special, extra, found))
-    redis = [entry for entry in entries if _is_redis(entry.settings)]
-    if not redis and not ("stores" in special and special["stores"].kind == "call"):
-        try:
-            named = ClientConfig.merged(environ=environ)
-        except ConfigError as error:
-            found.problems.append(str(error))
-            named = {}
-        if "host" in named or "unix_path" in named:
-            source = "KVFERRY_RESP_*"
-            redis = [_Entry(source, source, {"type": "redis", **extra})]
-            entries += redis
-    for entry in entries:
-        try:
-            if isinstance(entry.settings, StoreConfig):
-                yield entry.settings, entry.source
-                continue
-            own, client = store_settings(entry.settings)
-            if own["type"] == "redis" and "client" not in own:
-                named_there = {"url", "host", "unix_path"} & {n for n, v in client.items() if v}
-                base = limits_of(found.client) if named_there else found.client
-                # The environment speaks of one server: the first.
-                mine = environ if entry is redis[0] else {}
-                own["client"] = ClientConfig(**ClientConfig.merged(client, base, environ=mine))
-            yield StoreConfig(**own), entry.source
-        except ConfigError as error:
-            found.problems.append(f"{entry.shown}: {error}")
-
-
-def _entries(special: Special, extra: Mapping[str, Any], found: Findings) -> Iterator[_Entry]:
-    def entry(name: str, settings: dict[str, Any]) -> _Entry:
-        place = special[name]
-        return _Entry(f"{place.where}{place.spelled[name]}", place.source(name), settings)
-
-    if "local_disk" in special:
-        path = special["local_disk"].values["local_disk"].removeprefix("file://")
-        at = special.get("max_local_disk_size")
-        size = 0.0 if at is None else at.values["max_local_disk_size"]
-        made = entry("local_disk", {"type": "file", "path": path, "max_capacity_gb": size})
-        if size:
-            yield made
-        else:
-            found.problems.append(f"{made.shown} needs max_local_disk_size, in GB")
-    if "remote_url" in special:
-        url = special["remote_url"].values["remote_url"]
-        yield entry("remote_url", {"type": "redis", "url": url, **extra})
-    for index, item in enumerate(special["stores"].values["stores"] if "stores" in special else ()):
-        made = entry("stores", item)
-        made.shown += f"[{index}]"
-        if not isinstance(item, Mapping | StoreConfig):
-            found.problems.append(f"{made.shown} is no mapping; it begins with e.g. type: redis")
-        elif isinstance(item, Mapping) and not all(isinstance(name, str) for name in item):
-            found.problems.append(f"{made.shown}: a name is not a word; quote it")
-        else:
-            yield made
-
-
-def _is_redis(settings: Any) -> bool:
-    """Whether it is a redis store that is not complete already."""
-    if not isinstance(settings, Mapping):
-        return False
-    return str(settings.get("type")).lower() in ("redis", "resp", "valkey")
-
-
-def _extra(special: Special, found: Examined) -> dict[str, Any]:
+def _extra(special: Mapping[str, SourceValues], found: Examined) -> dict[str, Any]:
     """What extra_config, or its keys beside it, say of the remote store."""
     given: dict[str, Any] = {}
     if "extra_config" in special:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
-from kvferry.config.setting import GB, Path, Serde, Settings, Url, setting, specs
+from kvferry.config.setting import GB, FixedSerde, Path, Serde, Settings, Url, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 
 __all__ = [
@@ -214,9 +214,7 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
-    remote_serde: Annotated[Literal["naive", "split12", "zstd"], setting(needs=("verify",))] = (
-        "naive"
-    )
+    remote_serde: Annotated[FixedSerde, setting(needs=("verify",))] = "naive"
 
     def _check(self) -> None:
         if not self.namespace.isprintable():

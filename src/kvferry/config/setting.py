@@ -31,14 +31,17 @@ import msgspec
 
 from kvferry.base.credentials import CREDENTIAL_BYTES_MAX
 from kvferry.base.errors import ConfigError
+from kvferry.config.native_words import policies, serdes
 from kvferry.config.spec import Spec, plain
 
 __all__ = [
     "GB",
-    "POLICIES",
+    "AnySerde",
+    "FixedSerde",
     "Host",
     "Path",
     "PolicyName",
+    "PolicyOrNone",
     "Port",
     "Seconds",
     "Secret",
@@ -54,9 +57,6 @@ __all__ = [
 ]
 
 GB = 1 << 30  # as the field counts sizes of caches: LMCache's "GB" are 2**30 bytes
-PolicyName = Literal["LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU"]
-POLICIES: tuple[str, ...] = get_args(PolicyName)
-Serde = Literal["naive", "split12", "zstd", "auto"]  # without loss
 _LIMITS = ("ge", "gt", "le", "pattern", "min_length")
 
 
@@ -64,8 +64,8 @@ def setting(**about: Any) -> msgspec.Meta:
     """What a setting is beside its type; what it means stands under "Attributes:" of its class.
 
     Args:
-        **about: Attributes of `Spec` from `unit` on, and `ge`, `gt`, `le`, `pattern`, `min_length`
-            of `msgspec.Meta`.
+        **about: Attributes of `Spec` from `unit` on; `ge`, `gt`, `le`, `pattern`, `min_length` of
+            `msgspec.Meta`; and `words`, a function that says what a text may be.
     """
     limits = {name: about.pop(name) for name in _LIMITS if name in about}
     return msgspec.Meta(extra=about, **limits)
@@ -78,6 +78,11 @@ def word(file: str) -> msgspec.Meta:
 
 
 # What many settings are.
+PolicyName = Annotated[str, setting(words=policies)]
+PolicyOrNone = Annotated[str, setting(words=lambda: (*policies(), "none"))]
+FixedSerde = Annotated[str, setting(words=serdes)]  # these are without loss
+Serde = Annotated[str, setting(words=lambda: (*serdes(), "auto"))]
+AnySerde = Annotated[str, setting(words=lambda: (*serdes(lossy=True), "auto"))]
 Seconds = Annotated[float, setting(gt=0, unit="seconds")]
 Port = Annotated[int, setting(ge=1, le=65535, blank=True)]
 Text = Annotated[str, setting(min_length=1)]
@@ -169,11 +174,12 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
     kind = type(words[0]) if words else get_origin(kind) or kind
     limits = ((key, getattr(meta, key)) for meta in metas for key in _LIMITS if key != "pattern")
     about = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
+    named = about.pop("words", None)
     return Spec(
         name=name,
         type=hint,
         kind=dict if kind is Mapping else kind,
-        words=words,
+        choices=named or words,
         of_texts=kind is tuple and str in items,
         default=default,
         needed=NoneType not in union,
@@ -196,5 +202,5 @@ def _texts(of: type[Settings]) -> dict[str, str]:
 
 
 def policy_name(text: str) -> str | None:
-    """The spelling of `POLICIES` for any of its spellings ("s3fifo"), or None."""
-    return next((name for name in POLICIES if plain(name) == plain(text)), None)
+    """The name of an eviction policy for any of its spellings ("s3fifo"), or None."""
+    return next((name for name in policies() if plain(name) == plain(text)), None)

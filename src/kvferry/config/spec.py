@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ class Spec:
         name: Of the setting.
         type: As it is declared, for msgspec.
         kind: int, float, bool, str, tuple or dict.
-        words: What it may be, if only that.
+        choices: What it may be, if only that; or who knows.
         of_texts: It is a list of texts; commas may part them.
         default: Its value where nobody gives one.
         needed: None is no value of its own.
@@ -50,7 +51,7 @@ class Spec:
     name: str
     type: Any
     kind: Any
-    words: tuple[Any, ...]
+    choices: tuple[Any, ...] | Callable[[], tuple[str, ...]]
     of_texts: bool
     default: Any
     needed: bool
@@ -67,6 +68,11 @@ class Spec:
     word_file: str = ""
     needs: tuple[str, ...] = ()
     blank: bool = False
+
+    @cached_property
+    def words(self) -> tuple[Any, ...]:
+        """What it may be, if only that."""
+        return self.choices() if callable(self.choices) else self.choices
 
     @property
     def wanted(self) -> str:
@@ -109,6 +115,8 @@ class Spec:
         try:
             made = msgspec.convert(self._spelled(value), self.type)
             if isinstance(made, float) and not math.isfinite(made):
+                raise ValueError
+            if self.words and made is not None and made not in self.words:
                 raise ValueError
         except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
             pass  # raised outside: these errors may quote the value

@@ -1,23 +1,33 @@
-"""One store behind the cache: what kind, where, how large, and what goes first when it is full."""
+"""Stores behind the cache: kind, place, size, what is evicted first, and who names them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
 from kvferry.base.errors import ConfigError
-from kvferry.config.client import ClientConfig
-from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
+from kvferry.base.shown import shown
+from kvferry.config.client import ClientConfig, limits_of
+from kvferry.config.setting import GB, PolicyOrNone, Secret, Settings, Text, Word, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
 
-__all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
+__all__ = [
+    "EvictionConfig",
+    "StoreConfig",
+    "StoreSettings",
+    "named_stores",
+    "store_settings",
+    "stores_of",
+]
 
 _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": "file"}
 _PLUGINS = ("plugin", "native_plugin")
 _OF_FILE, _OF_PLUGIN = ("type=file",), ("type=plugin|native_plugin",)  # what only some types have
+_MAPPINGS = "a list of mappings, each with a type"
 _WORD = "a short word of letters, digits and -_."
 Part = Annotated[float, setting(gt=0, le=1)]
 # Names that L2 adapters of LMCache have for settings of ours, by type.
@@ -57,7 +67,7 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         eviction_ratio: The part of the values that an eviction removes.
     """
 
-    eviction_policy: Literal[PolicyName, "none"] = "LRU"
+    eviction_policy: PolicyOrNone = "LRU"
     trigger_watermark: Part = 0.8
     eviction_ratio: Part = 0.2
 
@@ -189,6 +199,55 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         return cls(**own)
 
 
+class StoreSettings(Settings, frozen=True, kw_only=True):
+    """Settings of a file, the environment or a call that become stores.
+
+    Attributes:
+        stores: The stores of chunks beside L1 (L2), in the order in which they are asked.
+        remote_url: The URL of a store of type redis.
+        local_disk: The directory of a store of type file.
+        max_local_disk_size: The capacity of `local_disk`, in GB of 2^30 bytes.
+        username: The ACL user at `remote_url`.
+        password: The password at `remote_url`, which is shown nowhere.
+        resp_num_threads: The number of connections to `remote_url`.
+        extra_config: A mapping in which LMCache has these three, and `lookup_backoff_time`.
+    """
+
+    guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
+
+    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
+    remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
+    local_disk: Text | None = None
+    max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
+    username: Word | None = None
+    password: Secret | None = None
+    resp_num_threads: Annotated[int, setting(ge=1, le=1024)] | None = None
+    extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
+
+
+def named_stores(stores: Any) -> tuple[StoreConfig, ...]:
+    """The stores, each with a name of its own.
+
+    Raises:
+        ConfigError: One is no `StoreConfig`, or two have the same name.
+    """
+    if not isinstance(stores, tuple | list) or not all(isinstance(s, StoreConfig) for s in stores):
+        raise ConfigError("stores is no list of StoreConfig; make each with StoreConfig.of(...)")
+    taken = [store.name for store in stores if store.name]
+    for name in taken:
+        if taken.count(name) > 1 or name == "l1":
+            why = "the name of the pool" if name == "l1" else "the name of two stores"
+            raise ConfigError(f"name={shown(name)} is {why}; rename one")
+    named: list[StoreConfig] = []
+    for store in stores:
+        if not store.name:
+            free = (f"{store.type}{'' if n == 1 else f'-{n}'}" for n in range(1, len(stores) + 2))
+            store = store.replace(name=next(name for name in free if name not in taken))
+            taken.append(store.name)
+        named.append(store)
+    return tuple(named)
+
+
 def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flat settings as those of a `StoreConfig` and those of its client, aliases translated.
 
@@ -267,3 +326,95 @@ def _check_fixed(name: str, value: Any) -> None:
         value = value.get("type", value)
     if not any(type(value) is type(one) and value == one for one in allowed):
         raise ConfigError(f"{name}: {advice}")
+
+
+Special = Mapping[str, SourceValues]  # setting: where it is said
+
+
+@dataclass
+class _Entry:
+    """A store in the making."""
+
+    shown: str
+    source: str
+    settings: Any
+
+
+def stores_of(
+    special: Special,
+    extra: Mapping[str, Any],
+    section: Mapping[str, Any],
+    environ: Mapping[str, str],
+    found: Findings,
+) -> Iterator[tuple[StoreConfig, str]]:
+    """Every store that a cache's settings name, and its source.
+
+    Args:
+        special: Where each of `StoreSettings` is said.
+        extra: What is said of the server at `remote_url` beside it.
+        section: The file's section of clients.
+        environ: The weakest place, of the first redis store.
+        found: Gets a problem for each store that cannot be.
+    """
+    entries = list(_entries(special, extra, found))
+    redis = [entry for entry in entries if _is_redis(entry.settings)]
+    if not redis and not ("stores" in special and special["stores"].kind == "call"):
+        try:
+            named = ClientConfig.merged(environ=environ)
+        except ConfigError as error:
+            found.problems.append(str(error))
+            named = {}
+        if "host" in named or "unix_path" in named:
+            source = "KVFERRY_RESP_*"
+            redis = [_Entry(source, source, {"type": "redis", **extra})]
+            entries += redis
+    for entry in entries:
+        try:
+            if isinstance(entry.settings, StoreConfig):
+                yield entry.settings, entry.source
+                continue
+            own, client = store_settings(entry.settings)
+            if own["type"] == "redis" and "client" not in own:
+                named_there = {"url", "host", "unix_path"} & {n for n, v in client.items() if v}
+                base = limits_of(section) if named_there else section
+                # The environment speaks of one server: the first.
+                mine = environ if entry is redis[0] else {}
+                own["client"] = ClientConfig(**ClientConfig.merged(client, base, environ=mine))
+            yield StoreConfig(**own), entry.source
+        except ConfigError as error:
+            found.problems.append(f"{entry.shown}: {error}")
+
+
+def _entries(special: Special, extra: Mapping[str, Any], found: Findings) -> Iterator[_Entry]:
+    def entry(name: str, settings: dict[str, Any]) -> _Entry:
+        place = special[name]
+        return _Entry(f"{place.where}{place.spelled[name]}", place.source(name), settings)
+
+    if "local_disk" in special:
+        path = special["local_disk"].values["local_disk"].removeprefix("file://")
+        at = special.get("max_local_disk_size")
+        size = 0.0 if at is None else at.values["max_local_disk_size"]
+        made = entry("local_disk", {"type": "file", "path": path, "max_capacity_gb": size})
+        if size:
+            yield made
+        else:
+            found.problems.append(f"{made.shown} needs max_local_disk_size, in GB")
+    if "remote_url" in special:
+        url = special["remote_url"].values["remote_url"]
+        yield entry("remote_url", {"type": "redis", "url": url, **extra})
+    for index, item in enumerate(special["stores"].values["stores"] if "stores" in special else ()):
+        made = entry("stores", item)
+        made.shown += f"[{index}]"
+        if not isinstance(item, Mapping | StoreConfig):
+            found.problems.append(f"{made.shown} is no mapping; it begins with e.g. type: redis")
+        elif isinstance(item, Mapping) and not all(isinstance(name, str) for name in item):
+            found.problems.append(f"{made.shown}: a name is not a word; quote it")
+        else:
+            yield made
+
+
+def _is_redis(settings: Any) -> bool:
+    """Whether it is a redis store that is not complete already."""
+    if not isinstance(settings, Mapping):
+        return False
+    return str(settings.get("type")).lower() in ("redis", "resp", "valkey")

@@ -33,10 +33,27 @@ from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key
 from kvferry.client.methods import BatchMethods, RawMethods
 from kvferry.client.operation import Operation, Verb
+from kvferry.config.client import ClientConfig
 
-__all__ = ["BufferLike", "Connector", "Key", "NodeUsage", "ScanBatch", "Space", "Ticket", "Usage"]
+__all__ = [
+    "BufferLike",
+    "Connector",
+    "Key",
+    "NodeUsage",
+    "ScanBatch",
+    "Space",
+    "Ticket",
+    "Usage",
+    "job_limit_s",
+]
 
 ScanBatch: TypeAlias = list[tuple[Key, float]]  # keys without the prefix, seconds since their use
+_DEFAULTS = ClientConfig()
+
+
+def job_limit_s(size_bytes: int) -> float:
+    """The limit of a job that names none: that of a client without settings."""
+    return _DEFAULTS.deadline_s(size_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ __all__ = ["FileConnector"]
 
 T = TypeVar("T")
 
-# The numbers of native/connector/file_store.hpp and file.hpp.
+# The numbers of native/connector/file_store.hpp and native/connector/file.hpp.
 _FSYNC = {"never": 0, "data": 1, "full": 2}
 _DIRECT = {"auto": 0, "on": 1, "off": 2}
 _MARK_BYTES_MAX = 256

@@ -14,15 +14,13 @@ from kvferry.base.errors import DeadlineExceeded
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.handle import NativeHandle, emit_log
 from kvferry.client.operation import Operation, Verb
-from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Ticket, Usage
+from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Ticket, Usage, job_limit_s
 
 __all__ = ["NativeConnector"]
 
 _log = logging.getLogger("kvferry.connectors")
 
 HANG_GRACE_S = 2.0  # how much later than its deadline a blocking call looks for its end
-_TIMEOUT_S = 5.0  # as in native/connector/connector.cpp
-_FLOOR_RATE_BYTES_S = 50e6
 QUEUED_KEYS_MAX = 1_000_000
 _EVICTED_TOGETHER = 16  # then the store is asked what it holds
 _DELETE_TIMEOUT_S = 5.0
@@ -164,7 +162,7 @@ class NativeConnector(NativeHandle[_native.Connector], Connector):
         return self._deadline_s(values * self.space.value_size_bytes)
 
     def _deadline_s(self, size_bytes: int) -> float:
-        return _TIMEOUT_S + size_bytes / _FLOOR_RATE_BYTES_S
+        return job_limit_s(size_bytes)
 
     def _ttl_s(self) -> float | None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from kvferry import _native
 from kvferry.base.errors import ConfigError
 from kvferry.chunks.identity import Identity
 from kvferry.connectors.base import Space
@@ -16,9 +17,9 @@ from kvferry.connectors.base import Space
 __all__ = ["CODECS", "FP8", "codec_of", "number_of_fp8", "with_fp8"]
 
 FP8 = "fp8"
-# By the numbers of native/codec/frame.hpp.
-CODECS = {"naive": 0, "split12": 1, "zstd": 2}
-_OF_FP8 = {"bfloat16": 3, "float16": 4, "float32": 5}
+# The numbers of those without loss, and of fp8 by the type of the numbers that it takes.
+CODECS = {name: at for at, (name, dtype, _) in enumerate(_native.codecs()) if not dtype}
+_OF_FP8 = {dtype: at for at, (name, dtype, _) in enumerate(_native.codecs()) if name == FP8}
 _FIELD, _VALUE = "serde", "fp8_e4m3"
 
 

@@ -31,13 +31,11 @@ from kvferry.client.buffers import (
 )
 from kvferry.client.event_fds import InheritedEventFds
 from kvferry.client.operation import Operation, Verb, checked_timeout
-from kvferry.connectors.base import Connector, Space
+from kvferry.connectors.base import Connector, Space, job_limit_s
 from kvferry.connectors.calls import CallJob, CallQueue
 
 __all__ = ["Checked", "ThreadedConnector"]
 
-_TIMEOUT_S = 5.0
-_FLOOR_RATE_BYTES_S = 50e6
 _CLOSE_WAIT_S = 2.0
 _open: weakref.WeakSet[ThreadedConnector] = weakref.WeakSet()
 _parents: list[object] = []  # queues of the process that forked us: their descriptors stay
@@ -159,7 +157,7 @@ class ThreadedConnector(Connector):
         memory = self._memory(operation) if operation.verb <= Verb.SET else []
         limit_s = checked_timeout(operation.timeout_s)
         if limit_s is None:
-            limit_s = _TIMEOUT_S + sum(map(len, memory)) / _FLOOR_RATE_BYTES_S
+            limit_s = job_limit_s(sum(map(len, memory)))
         return Checked(operation.verb, names, memory, operation.prefix, operation.ttl_s, limit_s)
 
     def _memory(self, operation: Operation) -> list[memoryview]:

@@ -7,7 +7,7 @@
 
 It listens on loopback and on a Unix socket, which its address names because GETs are up to 1.2
 times as fast there; it keeps nothing on disk, evicts when full, and is gone when we are: stopped,
-exited or killed (see _supervised.py). The configuration file lies in the
+exited or killed (see `supervision.py`). The configuration file lies in the
 server's own directory of mode 0700, so that a password is on no command line.
 
 Threads: any. Fork: a child may use the addresses, but only the process that started a store can

@@ -6,5 +6,5 @@ Bodies        their limits, and how they are parsed        bodies.py
 Guard         tokens and origins; errors; JSON             answers.py
 Description   OpenAPI document and page of an Api          description.py
 AnswerLater   of calls that wait                           waits.py
-as_csv        tables of answers                            tables.py
+as_csv        tables of answers                            csv_tables.py
 """

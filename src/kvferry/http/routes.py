@@ -31,8 +31,8 @@ from starlette.types import ASGIApp
 from kvferry.base.errors import UsageError
 from kvferry.http.answers import HANDLERS, CallError, Guard, as_json, called
 from kvferry.http.bodies import Bodies, asked, converted
+from kvferry.http.csv_tables import as_csv
 from kvferry.http.description import Description, PathMethod
-from kvferry.http.tables import as_csv
 from kvferry.http.waits import AnswerLater, WaitingCalls
 
 __all__ = ["Alive", "Api"]

@@ -11,7 +11,6 @@ docs/guides/metrics.md has the list of the series; deploy/grafana/kvferry.json s
 
 from __future__ import annotations
 
-from kvferry.metrics.cache import CacheMetrics
-from kvferry.metrics.families import DECISIONS, MISS_REASONS, SHED_REASONS
+from kvferry.metrics.cache import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
 
 __all__ = ["DECISIONS", "MISS_REASONS", "SHED_REASONS", "CacheMetrics"]

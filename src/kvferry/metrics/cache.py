@@ -1,4 +1,9 @@
-"""What a cache counts; see the package for how it is read."""
+"""What a cache counts: each series declared, and what moves it. The package says how it is read.
+
+A new metric is its declaration in `cache_families` and a call of `CacheMetrics.count`, `observe` or
+`gauge` where it happens. Values of labels that are known beforehand are constants here, so that
+their series exist from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,131 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import failures
-from kvferry.metrics.cells import Cells
-from kvferry.metrics.families import (
-    DECISIONS,
-    MISS_REASONS,
-    ONE_SIDED,
-    PREDICTED,
-    SHED_REASONS,
-    WAYS,
-    cache_families,
+from kvferry.metrics.series import (
+    RATIO_BOUNDS,
+    SECONDS_BOUNDS,
+    SHARE_BOUNDS,
+    Cells,
+    Family,
+    HistogramValue,
 )
-from kvferry.metrics.others import add_counted
-from kvferry.metrics.series import Family, HistogramValue
 
 if TYPE_CHECKING:
     from kvferry.metrics.collector import KVFerryCollector
 
-__all__ = ["CacheMetrics"]
+__all__ = [
+    "DECISIONS",
+    "FROM_OTHERS",
+    "MISS_REASONS",
+    "ONE_SIDED",
+    "PREDICTED",
+    "SHED_REASONS",
+    "WAYS",
+    "CacheMetrics",
+    "cache_families",
+]
 
 _log = logging.getLogger("kvferry.metrics")
+
+MISS_REASONS = (
+    "never_stored",  # nobody has stored it, as far as the stores know
+    "evicted",  # it was there
+    "identity",  # the bytes of another model, layout or format
+    "checksum",  # damaged
+    "key",  # the value of another key
+    "size",  # of another length
+    "version",  # of a format that is not read
+    "deadline",  # it would have come too late
+    "unavailable",  # the store cannot be asked
+    "not_worth_loading",  # computing it is quicker
+    "cut",  # a running load became slower than computing
+    "pool_full",  # no page was free for it
+    "error",  # the store answered with an error
+    "cancelled",  # nobody wants it any more
+)
+SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error", "cancelled")
+DECISIONS = ("load", "load_part", "recompute", "cut")
+PREDICTED = ("load", "prefill")
+WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
+ONE_SIDED = ("reads", "bytes", "expired", "fallbacks")
+# What engines tell a cache server, which cannot know it.
+FROM_OTHERS = (
+    *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
+    *("kvferry_memory_seconds", "kvferry_memory_bytes"),
+)
+_CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
+_GROWTH_MAX = 1 << 60  # by which an engine may say that a series has grown
+
+
+def cache_families(stores: Iterable[str]) -> dict[str, Family]:
+    """New families by their names without the prefix ``kvferry_``, all at zero.
+
+    A label is given by its name, with the values that are known beforehand.
+    """
+    made: dict[str, Family] = {}
+    stores = tuple(stores)
+    tiers = ("l1", *stores)
+
+    def declare(
+        kind: str, name: str, text: str, label: dict[str, Iterable[str]], *bounds: float
+    ) -> None:
+        label_name, known = next(iter(label.items()), ("", ("",)))
+        made[name] = Family(f"kvferry_{name}", kind, text, label_name, bounds)
+        made[name].declare(known)
+
+    def counter(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("counter", name, text, label)
+
+    def gauge(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("gauge", name, text, label)
+
+    def seconds(name: str, text: str, **label: Iterable[str]) -> None:
+        declare("histogram", f"{name}_seconds", text, label, *SECONDS_BOUNDS)
+
+    counter("tokens_requested", "Tokens that a prefix was wanted for.")
+    counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", tier=tiers)
+    counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", tier=tiers)
+    counter("prefill_saved_seconds", "Predicted prefill of the tokens that were hit.")
+    counter(
+        "missed_chunks", "Chunks that were wanted and not used, by reason.", reason=MISS_REASONS
+    )
+    counter("corrupt_values", "Values of stores that were refused and deleted.", cause=_CAUSES)
+    seconds("lookup", "Time that a lookup took.")
+    seconds("retrieve", "Time that a retrieve took, to its last byte.")
+    seconds("load", "Time of one load from a store.", store=stores)
+    seconds("store", "Time of one write to a store.", store=stores)
+    counter("load_bytes", "Bytes read from a store.", store=stores)
+    counter("store_bytes", "Bytes written to a store.", store=stores)
+    counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", peer=())
+    counter("one_sided_bytes", "Bytes of those.", peer=())
+    counter("one_sided_expired", "Chunks whose lease was over when they came.", peer=())
+    counter("one_sided_fallbacks", "Contacts that failed: then a socket.", peer=())
+    seconds("memory", "Time of one copy between memory and an engine.", way=WAYS)
+    counter("memory_bytes", "Bytes copied between memory and an engine.", way=WAYS)
+    share = "Share of a request's time to its first token that it waited for the cache."
+    declare("histogram", "ttft_share", share, {}, *SHARE_BOUNDS)
+    counter("evicted_chunks", "Chunks that made room for others.", tier=tiers)
+    counter("evicted_then_missed_chunks", "Chunks wanted after they had left.", tier=tiers)
+    counter(
+        "shed_chunks", "Chunks that were not written to a store, by reason.", reason=SHED_REASONS
+    )
+    counter("single_flight_waits", "Chunks waited for while another request loaded them.")
+    counter("decisions", "Retrieves by what was decided: load or compute.", decision=DECISIONS)
+    counter("predicted_seconds", "Sum of predicted times.", what=PREDICTED)
+    counter("actual_seconds", "Sum of the times that those took.", what=PREDICTED)
+    ratio = "Actual over predicted time."
+    declare("histogram", "prediction_ratio", ratio, {"what": PREDICTED}, *RATIO_BOUNDS)
+    counter("thread_failures", "Faults in background threads of this process.", thread=())
+    gauge("pool_pages", "Pages of the pool.")
+    gauge("pool_pages_used", "Pages of the pool that are in use.")
+    gauge("write_queue_chunks", "Chunks that wait to be written to stores.")
+    gauge("write_queue_bytes", "Bytes that wait to be written to stores.")
+    # What a store is now must be told before there is such a series.
+    gauge("store_available", "1 while a store can be asked, 0 while it cannot.", store=())
+    gauge("store_refuses", "1: it did not take what it was given last.", store=())
+    gauge("store_used_bytes", "Bytes that a store holds, others' included.", store=())
+    gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", store=())
+    return made
 
 
 class CacheMetrics:
@@ -36,7 +147,7 @@ class CacheMetrics:
     not exist, which is a bug of the caller.
 
     Args:
-        labels: Constant labels of all series, e.g. ``{"instance_rank": "0"}``, for processes with
+        labels: Constant labels of all series, e.g. ``{"engine": "0"}``, for processes with
             more than one cache.
         stores: Names of the stores, so that their series exist from the beginning.
     """
@@ -54,118 +165,91 @@ class CacheMetrics:
 
     def requested(self, tokens: int) -> None:
         """A request wants the KV of this many tokens."""
-        self._mine.cell.requested[""] += tokens
+        self._mine.families["tokens_requested"].values[""] += tokens
 
     def hit(self, tier: str, tokens: int, size_bytes: int) -> None:
         """KV of this many tokens was used, from "l1" or the store of this name."""
-        cell = self._mine.cell
-        try:
-            cell.hit_tokens[tier] += tokens
-            cell.hit_bytes[tier] += size_bytes
-        except KeyError:
-            cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
-
-    def saved(self, seconds: float) -> None:
-        """So much prefill was predicted for tokens whose KV was used."""
-        self._add("prefill_saved_seconds", "", seconds)
+        families = self._mine.families
+        families["tokens_hit"].add(tier, tokens)
+        families["bytes_hit"].add(tier, size_bytes)
 
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
         try:
-            self._mine.cell.missed[reason] += chunks
+            self._mine.families["missed_chunks"].values[reason] += chunks
         except KeyError:
             raise _unknown(reason, "reason of a miss", MISS_REASONS) from None
 
-    def corrupt(self, cause: str, values: int = 1) -> None:
-        """Values of a store were refused; `cause` is what was wrong with them, in a word."""
-        self._add("corrupt_values", cause, values)
-
     def looked_up(self, seconds: float) -> None:
         """A lookup took so long."""
-        self._observe("lookup_seconds", "", seconds)
+        self.observe("lookup_seconds", seconds)
 
     def retrieved(self, seconds: float) -> None:
         """A retrieve took so long."""
-        self._observe("retrieve_seconds", "", seconds)
+        self.observe("retrieve_seconds", seconds)
 
     def loaded(self, store: str, size_bytes: int, seconds: float) -> None:
         """A load from a store brought so much in so long."""
-        cell = self._mine.cell
-        if store not in cell.load_bytes:
-            self._declare("load", store)
-        cell.load_seconds[store].observe(seconds)
-        cell.load_bytes[store] += size_bytes
+        self.observe("load_seconds", seconds, store)
+        self.count("load_bytes", size_bytes, store)
 
     def stored(self, store: str, size_bytes: int, seconds: float) -> None:
         """A write to a store took so much in so long."""
-        cell = self._mine.cell
-        if store not in cell.store_bytes:
-            self._declare("store", store)
-        cell.store_seconds[store].observe(seconds)
-        cell.store_bytes[store] += size_bytes
+        self.observe("store_seconds", seconds, store)
+        self.count("store_bytes", size_bytes, store)
 
     def copied(self, way: str, size_bytes: int, seconds: float) -> None:
         """So much went "in" to this host's memory, or "out" of it to the engine, in so long."""
         if way not in WAYS:
             raise _unknown(way, "way", WAYS)
-        self._observe("memory_seconds", way, seconds)
-        self._add("memory_bytes", way, size_bytes)
+        self.observe("memory_seconds", seconds, way)
+        self.count("memory_bytes", size_bytes, way)
 
     def first_token(self, waited_s: float, ttft_s: float) -> None:
         """A request had its first token after `ttft_s`; it waited so long of that for the cache."""
         if ttft_s > 0:
-            self._observe("ttft_share", "", min(1.0, waited_s / ttft_s))
+            self.observe("ttft_share", min(1.0, waited_s / ttft_s))
 
     def one_sided(self, peer: str, what: str, count: int) -> None:
         """One-sided reads of a peer's memory; `what` is one of `ONE_SIDED`."""
         if what not in ONE_SIDED:
             raise _unknown(what, "count of one-sided reads", ONE_SIDED)
-        self._add(f"one_sided_{what}", peer, count)
+        self.count(f"one_sided_{what}", count, peer)
 
     def evicted(self, tier: str, chunks: int) -> None:
         """Chunks left "l1" or a store to make room."""
-        self._add("evicted_chunks", tier, chunks)
-
-    def evicted_then_missed(self, tier: str, chunks: int = 1) -> None:
-        """Chunks were wanted that had left this tier."""
-        self._add("evicted_then_missed_chunks", tier, chunks)
+        self.count("evicted_chunks", chunks, tier)
 
     def shed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were not written to a store; `reason` is one of `SHED_REASONS`."""
         if reason not in SHED_REASONS:
             raise _unknown(reason, "reason to shed", SHED_REASONS)
-        self._add("shed_chunks", reason, chunks)
-
-    def waited_for_flight(self, chunks: int = 1) -> None:
-        """A request waited for chunks that another one was loading."""
-        self._add("single_flight_waits", "", chunks)
+        self.count("shed_chunks", chunks, reason)
 
     def decided(self, decision: str) -> None:
         """A retrieve was decided; `decision` is one of `DECISIONS`."""
         if decision not in DECISIONS:
             raise _unknown(decision, "decision", DECISIONS)
-        self._add("decisions", decision, 1)
+        self.count("decisions", 1, decision)
 
     def predicted(self, what: str, predicted_s: float, actual_s: float) -> None:
         """A "load" or a "prefill" was predicted to take so long and took so long."""
-        cell = self._mine.cell
-        try:
-            cell.predicted[what] += predicted_s
-        except KeyError:
-            raise _unknown(what, "prediction", PREDICTED) from None
-        cell.actual[what] += actual_s
+        if what not in PREDICTED:
+            raise _unknown(what, "prediction", PREDICTED)
+        self.count("predicted_seconds", predicted_s, what)
+        self.count("actual_seconds", actual_s, what)
         if predicted_s > 0:
-            cell.ratio[what].observe(actual_s / predicted_s)
+            self.observe("prediction_ratio", actual_s / predicted_s, what)
 
     def pool(self, used: int, total: int) -> None:
         """Pages of the pool as they are now."""
-        self._set("pool_pages_used", "", used)
-        self._set("pool_pages", "", total)
+        self.gauge("pool_pages_used", used)
+        self.gauge("pool_pages", total)
 
     def write_queue(self, chunks: int, size_bytes: int) -> None:
         """What waits to be written, as it is now."""
-        self._set("write_queue_chunks", "", chunks)
-        self._set("write_queue_bytes", "", size_bytes)
+        self.gauge("write_queue_chunks", chunks)
+        self.gauge("write_queue_bytes", size_bytes)
 
     def store_state(
         self,
@@ -178,38 +262,61 @@ class CacheMetrics:
     ) -> None:
         """A store as it is now; None leaves a number as it was."""
         if available is not None:
-            self._set("store_available", store, int(available))
+            self.gauge("store_available", int(available), store)
         if refuses is not None:
-            self._set("store_refuses", store, int(refuses))
+            self.gauge("store_refuses", int(refuses), store)
         if used_bytes is not None:
-            self._set("store_used_bytes", store, used_bytes)
+            self.gauge("store_used_bytes", used_bytes, store)
         if capacity_bytes is not None:
-            self._set("store_capacity_bytes", store, capacity_bytes)
+            self.gauge("store_capacity_bytes", capacity_bytes, store)
 
     def add(
         self,
         sums: Mapping[str, Mapping[str, float]],
         histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
     ) -> None:
-        """What an engine has counted that this one cannot know; see `kvferry.metrics.others`.
+        """What engines have counted that the cache of a server, which they use, cannot know.
+
+        Args:
+            sums: Counters of `FROM_OTHERS`, by name and label.
+            histograms: Those of `FROM_OTHERS`: a sum, and how often something was observed below
+                each bound.
 
         Raises:
             UsageError: A series is none of these, or its numbers cannot be; nothing is added.
         """
-        add_counted(self._mine.cell.families, sums, histograms)
+        families = self._mine.families
+        for name, values in sums.items():
+            family = _known(families, name, "counter")
+            for label, value in values.items():
+                if label not in family.values or not 0 <= value < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot grow by {value}")
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                possible = len(counts) == len(family.bounds) + 1 and min(counts) >= 0
+                if label not in family.histograms or not possible or not 0 <= total < _GROWTH_MAX:
+                    raise UsageError(f"{name} of {label!r} cannot have {len(counts)} such bounds")
+        for name, values in sums.items():
+            for label, value in values.items():
+                _known(families, name, "counter").add(label, value)
+        for name, observed in histograms.items():
+            family = _known(families, name, "histogram")
+            for label, (total, counts) in observed.items():
+                histogram = HistogramValue(family.bounds, sum=total)
+                histogram.counts = list(counts)
+                family.of(label).add(histogram)
 
-    def _add(self, name: str, label: str, amount: float) -> None:
-        self._mine.cell.families[name].add(label, amount)
+    def count(self, name: str, amount: float = 1, label: str = "") -> None:
+        """Add to a counter of `cache_families`, named without "kvferry_"."""
+        self._mine.families[name].add(label, amount)
 
-    def _observe(self, name: str, label: str, value: float) -> None:
-        self._mine.cell.families[name].of(label).observe(value)
+    def observe(self, name: str, value: float, label: str = "") -> None:
+        """One more value of a histogram, named likewise."""
+        self._mine.families[name].of(label).observe(value)
 
-    def _declare(self, verb: str, store: str) -> None:
-        """Series of a store that nobody announced."""
-        for name in (f"{verb}_seconds", f"{verb}_bytes"):
-            self._mine.cell.families[name].declare((store,))
-
-    def _set(self, name: str, label: str, value: float) -> None:
+    def gauge(self, name: str, value: float, label: str = "") -> None:
+        """A gauge as it is now, named likewise."""
         self._gauges.setdefault(name, {})[label] = value
 
     # --- Reading ---
@@ -281,3 +388,10 @@ def _unknown(word: str, what: str, known: Iterable[str]) -> UsageError:
 
 def _summary(value: HistogramValue) -> dict[str, float]:
     return {"count": value.count, "sum": value.sum}
+
+
+def _known(families: Mapping[str, Family], name: str, kind: str) -> Family:
+    family = families.get(name.removeprefix("kvferry_"))
+    if name not in FROM_OTHERS or family is None or family.kind != kind:
+        raise UsageError(f"{name!r} is no {kind} that engines tell")
+    return family

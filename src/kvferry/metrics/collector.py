@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from kvferry.metrics.series import Family, Source
 
-__all__ = ["KVFerryCollector", "exposition", "text_of"]
+__all__ = ["KVFerryCollector", "exposition", "text_of", "unregister_series"]
 
 _KINDS: dict[str, Any] = {
     "counter": CounterMetricFamily,
@@ -59,6 +59,17 @@ def exposition(metrics: Iterable[Source], *, openmetrics: bool = False) -> str:
 def text_of(families: Iterable[Family]) -> str:
     """Families without constant labels as text."""
     return exposition([_Families(list(families))])
+
+
+def unregister_series() -> None:
+    """Remove every series of ours from the registry that prometheus-client has for all.
+
+    An engine that registers them anew, in a process that had an engine before, would fail without
+    this: a name can be registered only once.
+    """
+    for collector in list(REGISTRY._collector_to_names):
+        if str(getattr(collector, "_name", "")).startswith("kvferry_"):
+            REGISTRY.unregister(collector)
 
 
 @dataclass

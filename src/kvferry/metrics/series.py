@@ -1,13 +1,25 @@
-"""Counters, gauges and histograms as plain numbers.
+"""Counters, gauges and histograms as plain numbers, counted without a lock.
 
-Nothing of them is formatted, and no library is asked, until somebody reads them.
+    cells = Cells(make)                          # make: new families by name, all at zero
+    cells.mine.families["load_bytes"].add("redis", 4096)
+    cells.total()["load_bytes"].values           # over all threads
+
+Nothing is formatted, and no library is asked, until somebody reads the numbers.
+
+Every thread counts in a set of families of its own, and readers add the sets up. A lock costs more
+than all the rest of a count, and a thread that waits for one would make another thread's request
+slower. The only lock is taken when a thread counts for the first time, and by readers. What a
+thread has counted outlives the thread.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +27,7 @@ __all__ = [
     "RATIO_BOUNDS",
     "SECONDS_BOUNDS",
     "SHARE_BOUNDS",
+    "Cells",
     "Family",
     "HistogramValue",
     "Source",
@@ -30,6 +43,7 @@ RATIO_BOUNDS = (0.25, 0.5, 0.667, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 SHARE_BOUNDS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 _HUGE = 1e300
+_all: weakref.WeakSet[Cells] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
@@ -128,3 +142,68 @@ def family_of(
     """A family of counters or gauges with these values, or one without a label."""
     given = dict(values) if isinstance(values, Mapping) else {"": values}
     return Family(name, kind, text, label, values=given)
+
+
+Families = dict[str, Family]
+
+
+class _Local(threading.local):
+    """Its __init__ runs in each thread that looks at it."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.families = cells._new()
+
+
+class Cells:
+    """The families of all threads; `mine.families` are those of the calling one.
+
+    Threads: any. A child of fork() goes on with what the parent had counted.
+    """
+
+    def __init__(self, make: Callable[[], Families]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._live: list[tuple[threading.Thread, Families]] = []
+        self._past = make()  # of threads that have ended
+        self.mine = _Local(self)
+        _all.add(self)
+
+    def _new(self) -> Families:
+        made = self._make()
+        with self._lock:
+            self._live.append((threading.current_thread(), made))
+        return made
+
+    def total(self) -> Families:
+        """The sum over all threads, in families that are the caller's."""
+        with self._lock:
+            live, self._live = self._live, []
+            for thread, families in live:
+                if thread.is_alive():
+                    self._live.append((thread, families))
+                else:
+                    _add(self._past, families)
+            total = self._make()
+            for families in (self._past, *(families for _, families in self._live)):
+                _add(total, families)
+        return total
+
+
+def _add(total: Families, part: Families) -> None:
+    """Most threads count few things: what is zero is passed over, which is most of the time."""
+    for name, family in part.items():
+        into = total[name]
+        for label, value in family.values.copy().items():  # copied: its thread may be counting
+            if value or label not in into.values:
+                into.values[label] = into.values.get(label, 0) + value
+        for label, histogram in family.histograms.copy().items():
+            if any(histogram.counts) or label not in into.histograms:
+                into.of(label).add(histogram)
+
+
+def _renew_locks() -> None:
+    for cells in tuple(_all):
+        cells._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

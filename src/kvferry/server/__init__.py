@@ -2,14 +2,14 @@
 
     Client          the engine's side                          client/
     protocol        requests and replies                       protocol.py
-    EngineListener  sockets: bytes to messages                 loop/listener.py, zmtp.py
+    EngineListener  sockets: bytes to messages                 loop/listener.py, loop/zmtp.py
     Dispatcher      the loop: messages to replies              loop/dispatch.py
     Handlers        what each request does                     sessions/handlers.py
     Registry        who may register                           sessions/registry.py
     Sessions        who holds what, and until when             sessions/sessions.py
     IdentityShard   the cache of one identity                  sessions/shard.py
     StoreWatch      which stores can be asked                  sessions/store_watch.py
-    Pools           pages within one budget                    memory/pools.py, segments.py
+    Pools           pages within one budget                    memory/pools.py, memory/segments.py
     restart         from one server to the next                memory/restart.py
     Server          all of these, from start to end            server.py
     HttpSide        health, metrics, control                   http/

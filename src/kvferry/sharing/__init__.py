@@ -1,11 +1,12 @@
 """What instances share: nodes, peers, membership and the controller, above the cache.
 
-    node/        serves chunks from memory over RESP
+    node.py      a cache server for chunks, over RESP
     peers/       what one instance lends, and the instances that it reads
     membership/  what instances and their controller tell each other
     controller/  the process that knows which instance holds what
 
-A `TieredCache` from here takes part where its settings say so.
+Importing this package sets `TieredCache.sharing`: from then on caches take part where their
+settings say so.
 """
 
 from __future__ import annotations

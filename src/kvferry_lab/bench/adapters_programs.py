@@ -17,8 +17,8 @@ from kvferry.base.errors import CorruptError, UnavailableError, UsageError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import NotInstalled, NotMeasured
 from kvferry_lab.bench.data import Value
-from kvferry_lab.bench.load import call_program, memtier_stats, program_address
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.bench.standard_loads import call_program, memtier_stats, program_address
 
 __all__ = ["MemtierClient", "RedisBenchmarkClient"]
 

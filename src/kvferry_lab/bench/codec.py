@@ -22,7 +22,7 @@ from kvferry.cli.table import console, number, table
 from kvferry.connectors.serde import CODECS, number_of_fp8
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.bench.loss import Loss
-from kvferry_lab.demo.prompt import load_prompt
+from kvferry_lab.demo.demo_prompt import load_prompt
 from kvferry_lab.machine import machine_facts, machine_line
 
 __all__ = ["CodecRow", "content_of", "figures", "measure", "say"]

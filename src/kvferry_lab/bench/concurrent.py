@@ -17,7 +17,7 @@ from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.measure import Row
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["measure_concurrent"]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvferry import _native
 from kvferry.connectors.serde import number_of_fp8
 from kvferry.testing.transformer import F32, KVCache, Transformer, TransformerConfig, from_bfloat16
-from kvferry_lab.demo.prompt import load_prompt
+from kvferry_lab.demo.demo_prompt import load_prompt
 
 __all__ = ["Loss", "measure_loss"]
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_slots
 from kvferry.config import ClientConfig
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["ClusterProbe", "open_probe", "server_of", "shards_of"]
 

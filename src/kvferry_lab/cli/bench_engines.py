@@ -87,7 +87,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
     from kvferry_lab.engines import report
     from kvferry_lab.engines.bench import EnginePlan, run
     from kvferry_lab.engines.broken import run_broken, say_broken_rows
-    from kvferry_lab.engines.process import versions_of
+    from kvferry_lab.engines.engine_process import versions_of
     from kvferry_lab.engines.serve import run_serve_bench, say_serve_rows
     from kvferry_lab.output import write_json
 

@@ -12,7 +12,7 @@ import click
 from kvferry_lab.cli.outputs import OutputFile
 
 if TYPE_CHECKING:
-    from kvferry_lab.bench.load import LoadRow
+    from kvferry_lab.bench.standard_loads import LoadRow
 
 __all__ = ["memtier_benchmark", "redis_benchmark"]
 
@@ -69,7 +69,7 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry_lab.bench.load import LoadPlan, memtier_load
+    from kvferry_lab.bench.standard_loads import LoadPlan, memtier_load
 
     sets, gets = (int(part) for part in _matched("--ratio", r"(\d+):(\d+)", o["ratio"]))
     (requests,) = _matched("--requests", r"(allkeys|[1-9]\d*)", o["requests"])
@@ -127,7 +127,7 @@ def redis_benchmark(json_file: str | None, **o: Any) -> None:
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry_lab.bench.load import LoadPlan, redis_load
+    from kvferry_lab.bench.standard_loads import LoadPlan, redis_load
 
     tests = o["tests"].lower().split(",")
     if not set(tests) <= {"set", "get"}:

@@ -121,7 +121,7 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
     OPENAI_API_KEY is sent to the server at --base-url.
     """
     from kvferry_lab.bench.plot import check_plot
-    from kvferry_lab.latency.figures import published, read_rows, series_of, slopes
+    from kvferry_lab.latency.cell_figures import published, read_rows, series_of, slopes
     from kvferry_lab.latency.report import named, slope_lines, table_lines
     from kvferry_lab.latency.run import run_latency
 
@@ -157,7 +157,7 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
 def _plan(o: dict[str, Any]) -> Any:
     from dataclasses import fields
 
-    from kvferry_lab.latency.cells import CLIENTS, WORKLOADS, LatencyPlan
+    from kvferry_lab.latency.experiment import CLIENTS, WORKLOADS, LatencyPlan
 
     names = {field.name for field in fields(LatencyPlan)}
     said = {name: o[name] for name in names & o.keys() if o[name] is not None}

@@ -126,7 +126,7 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
     from kvferry.cli.table import console
     from kvferry_lab.bench.plot import check_plot
     from kvferry_lab.long_doc import report
-    from kvferry_lab.long_doc.hits import hit_loss
+    from kvferry_lab.long_doc.lost_hits import hit_loss
     from kvferry_lab.long_doc.run import LongDocPlan, run_long_doc
     from kvferry_lab.openai_client import OpenAIClient
     from kvferry_lab.prometheus_text import capacity_tokens

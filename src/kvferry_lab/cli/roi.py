@@ -167,7 +167,7 @@ def _prefill(o: dict[str, Any], model: Any) -> Prefill:
 
 
 def _measured(o: dict[str, Any], gpus: int) -> Prefill:
-    from kvferry_lab.roi.probe import PrefillProbe, write_calibration
+    from kvferry_lab.roi.engine_probe import PrefillProbe, write_calibration
 
     try:
         lengths = [int(word) for word in o["probe_tokens"].split(",")]

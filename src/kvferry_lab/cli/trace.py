@@ -171,7 +171,7 @@ def replay(
 
 def _documents(preset: str, options: TraceOptions) -> Trace:
     """What `kvferry lab long-doc-qa` asks for."""
-    from kvferry_lab.long_doc.requests import CHUNK_TOKENS, document_trace
+    from kvferry_lab.long_doc.documents import CHUNK_TOKENS, document_trace
     from kvferry_lab.long_doc.run import PRESETS, LongDocPlan
 
     plan: dict[str, Any] = dict(PRESETS[preset])
@@ -209,7 +209,7 @@ def capacities_of_text(text: str, chunk_bytes: int, trace: Trace) -> list[int]:
 def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
     """What replays against a store: the named one, or our own with room enough."""
     try:
-        from kvferry_lab.trace.store import StoreReplay
+        from kvferry_lab.trace.store_replay import StoreReplay
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise

@@ -52,7 +52,7 @@ class ServerFacts:
         cores: Of its host, where that is ours.
         is_open: It serves connections that name no user and no password.
         has_secret: We had to send a password to it.
-        tls: Protocol and cipher of our connection, e.g. ``TLSv1.3 TLS_AES_128_GCM_SHA256``; empty
+        tls: Protocol and cipher of our connection, e.g. "TLSv1.3 TLS_AES_128_GCM_SHA256"; empty
             without TLS.
         is_verified: The certificate, and that it is of this server, is checked.
     """

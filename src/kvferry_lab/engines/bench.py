@@ -31,10 +31,10 @@ from statistics import median
 from typing import Any
 
 from kvferry.embedded.program import ServerBinary
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.engines.engine_process import EngineProcess, Generated
 from kvferry_lab.engines.integrations import IntegrationSetting, OpenIntegration, open_integration
-from kvferry_lab.engines.process import EngineProcess, Generated
-from kvferry_lab.servers.server import LabServer
+from kvferry_lab.servers.lab_server import LabServer
 
 __all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run", "setting_of"]
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import number, table
 from kvferry_lab.engines.bench import WORDS, EnginePlan, open_engine
-from kvferry_lab.engines.process import EngineProcess
-from kvferry_lab.servers.server import LabServer
+from kvferry_lab.engines.engine_process import EngineProcess
+from kvferry_lab.servers.lab_server import LabServer
 
 if TYPE_CHECKING:
     from rich.console import Console

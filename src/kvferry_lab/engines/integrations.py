@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.base.errors import StoreError
-from kvferry_lab.servers.server import HOST, free_port
+from kvferry_lab.servers.lab_server import HOST, free_port
 
 __all__ = ["INTEGRATIONS", "IntegrationSetting", "OpenIntegration", "open_integration"]
 
@@ -82,7 +82,7 @@ def open_integration(name: str, setting: IntegrationSetting) -> Iterator[OpenInt
     if name == "none":
         yield OpenIntegration(None)
     elif name == "tier":
-        module = f"{_OURS}.tier_connector"
+        module = f"{_OURS}.tier"
         yield OpenIntegration(_transfer("KvferryTierConnector", module, _tier(setting)))
     elif name == "connector":
         values = {

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import number, table
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.engines.bench import EnginePlan, setting_of
+from kvferry_lab.engines.engine_process import EngineError, quiet_environment
 from kvferry_lab.engines.integrations import open_integration
-from kvferry_lab.engines.process import EngineError, quiet_environment
-from kvferry_lab.engines.server import EngineServer
-from kvferry_lab.servers.server import LabServer
+from kvferry_lab.engines.vllm_server import EngineServer
+from kvferry_lab.servers.lab_server import LabServer
 
 if TYPE_CHECKING:
     from rich.console import Console

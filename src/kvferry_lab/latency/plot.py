@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from kvferry_lab.latency.figures import LatencyRow, series_of
+from kvferry_lab.latency.cell_figures import LatencyRow, series_of
 from kvferry_lab.latency.report import LatencyReport
 
 __all__ = ["write_plot"]

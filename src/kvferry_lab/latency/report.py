@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.cli.table import number
-from kvferry.http.tables import cell
-from kvferry_lab.latency.cells import LatencyPlan
-from kvferry_lab.latency.figures import LatencyRow, Slope, series_of, slopes
-from kvferry_lab.latency.link import FarStore
+from kvferry.http.csv_tables import cell
+from kvferry_lab.latency.cell_figures import LatencyRow, Slope, series_of, slopes
+from kvferry_lab.latency.distance import FarStore
+from kvferry_lab.latency.experiment import LatencyPlan
 
 __all__ = [
     "COLUMNS",

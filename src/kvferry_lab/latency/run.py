@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.config import ClientConfig
-from kvferry_lab.latency.cells import LatencyPlan, run_cells
-from kvferry_lab.latency.figures import LatencyRow, row_of
-from kvferry_lab.latency.link import FarStore, far_store, proxied
+from kvferry_lab.latency.cell_figures import LatencyRow, row_of
+from kvferry_lab.latency.distance import FarStore, far_store, proxied
+from kvferry_lab.latency.experiment import LatencyPlan, run_cells
 from kvferry_lab.latency.report import LatencyReport
 from kvferry_lab.machine import machine_facts, machine_line
 
@@ -35,7 +35,7 @@ def run_latency(
 
     Args:
         plan: What to ask.
-        link: Its kind; see link.py.
+        link: Its kind; see distance.py.
         store_url: The store of the server at `base_url`, which reaches it through a proxy of ours.
         listen_port: Where that proxy listens.
         command: For the report.

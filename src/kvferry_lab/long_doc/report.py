@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.cli.table import number, table
-from kvferry.http.tables import cell
-from kvferry_lab.long_doc.hits import HitLoss
+from kvferry.http.csv_tables import cell
+from kvferry_lab.long_doc.lost_hits import HitLoss
 from kvferry_lab.long_doc.run import LongDocRun, Record
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from kvferry.base.errors import UsageError
-from kvferry.config.cache_settings import read_calibration
+from kvferry.config.cache import read_calibration
 from kvferry_lab.doctor.model import ModelShape
 from kvferry_lab.doctor.prefill import GPUS, UTILISATION
 from kvferry_lab.roi.arithmetic import Prefill, Store
@@ -101,7 +101,7 @@ def of_preset(name: str, gpus: int | None = None) -> Prefill:
 
 
 def calibrated(path: Path, gpus: int) -> Prefill:
-    """What was measured on an engine: a file of `--calibrate`, or of `prefill_calibration_file`."""
+    """What an engine was measured to do: by `--calibration` or `prefill_calibration_file`."""
     a, c, d = read_calibration(path)
     if c == d == 0:
         raise UsageError(f"{path}: c_s_per_token and d_s_per_token2 are both 0")

@@ -20,7 +20,7 @@ from kvferry.http.answers import CallError
 from kvferry.http.bodies import Bodies
 from kvferry_lab.serve.asked import AskedCompletion, BadRequest, asked_of, text_of
 from kvferry_lab.serve.batcher import Batcher
-from kvferry_lab.serve.replies import DONE, Reply, error_body, event
+from kvferry_lab.serve.openai_replies import DONE, Reply, error_body, event
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Running, Token
 
 __all__ = ["make_app"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvferry.base.errors import UnavailableError
 from kvferry.embedded.supervision import SupervisedServer
-from kvferry_lab.servers.server import free_port, wait_until
+from kvferry_lab.servers.lab_server import free_port, wait_until
 
 __all__ = ["served"]
 

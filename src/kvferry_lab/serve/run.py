@@ -17,7 +17,7 @@ from kvferry.cache import TieredCache
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
-from kvferry.config.cache_settings import read_calibration
+from kvferry.config.cache import read_calibration
 from kvferry.http.listener import HttpListener
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model

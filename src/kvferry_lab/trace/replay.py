@@ -1,7 +1,7 @@
 """Traces replayed through the index and the policies that the engine itself uses.
 
 A request is one call: what is there is used, the rest is stored at once, as after a prefill. No
-bytes are moved here; `trace_store` does that as well.
+bytes are moved here; `kvferry_lab.trace.store_replay` does that as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "replay",
 ]
 
-POLICIES = ("LRU", "S3-FIFO", "ARC", "W-TinyLFU", "LFU", "FIFO")
+POLICIES = _native.policies()
 _STEP = 64  # requests between two reports of progress
 _PARTS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)  # of the distinct chunks, where nobody names a capacity
 

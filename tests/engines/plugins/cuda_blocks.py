@@ -22,10 +22,10 @@ from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.chunks.pool import PagePool
 from kvferry.client.dlpack import view_memory
-from kvferry.integrations.vllm.blocks import staging
-from kvferry.integrations.vllm.blocks.blocks import BlockCopier
+from kvferry.integrations.vllm.blocks import cuda_blocks
+from kvferry.integrations.vllm.blocks.copier import BlockCopier
+from kvferry.integrations.vllm.blocks.cuda_blocks import CudaBlocks
 from kvferry.integrations.vllm.blocks.layouts import read_layout
-from kvferry.integrations.vllm.blocks.staging import CudaBlocks
 from kvferry.integrations.vllm.connector.interfaces import SaveJob, Work
 from kvferry.integrations.vllm.connector.step_times import step_clock
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
@@ -51,7 +51,7 @@ def caches(order: str, device: str, *, zero: bool = False, dtype: Any = torch.bf
 
 
 def opened(tensors: Any) -> BlockCopier:
-    """A copier with staging, on a GPU or on what plays one."""
+    """A copier of CUDA's, on a GPU or on what plays one."""
     copier = BlockCopier(tensors, TOKENS)
     if copier.device == "cpu":
         layouts = [
@@ -77,7 +77,7 @@ def pretend() -> None:
     torch.Tensor.is_pinned = lambda tensor: any(
         start <= tensor.data_ptr() < start + length for start, length in pinned.items()
     )
-    setattr(staging, "find_batch_copy", lambda: move_all)  # noqa: B010
+    setattr(cuda_blocks, "_find_batch_copy", lambda: move_all)  # noqa: B010
     for name in ("Event", "Stream", "stream", "device", "current_stream"):
         setattr(torch.cuda, name, MagicMock())
 

@@ -1,162 +1,195 @@
-"""The speed of a running load, from the counters of the stores that it comes from."""
+"""The speed of a running load, from the counters of the stores that its bytes come from.
+
+A `Flow` says what has come and how fast. What follows from that for a request is the matter of
+`kvferry.cache.load.wait_budget`.
+
+Units: seconds, bytes. Moments are those of ``time.monotonic``. Threads: one.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from typing import NamedTuple
 
+from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.cache.store.tier import Tier
 
-__all__ = ["Flow"]
+__all__ = ["Flow", "OthersBytes"]
 
-# How long a flow must have been seen to say anything.
+# How long a flow must have been seen for its speed to say anything.
 _MATURE_S = 0.05
-# TCP begins slowly and doubles with each round trip. A flow that is so many times as fast as before
-# is expected to grow on like that; above the second figure it is a lump.
-_GROWS, _GROWTH_MAX = 1.5, 4.0
-# In how many round trips TCP begins; how many times too slow a flow that lags is; and before which
-# part of the time in which it would pay nobody says so.
-_BEGINS, _LAG, _LAG_SHARE = 4, 4, 0.1
-# How long nothing may come of a flow, as a part of the time in which it would pay, and at least.
-_PAUSE_SHARE, _PAUSE_S = 0.1, 0.25
+# TCP begins slowly and doubles with each round trip. A flow that is this many times as fast as a
+# span before is expected to grow on like that; above the second figure the difference is a lump
+# (``test_a_flow_that_doubles_with_each_round_trip_is_not_judged_by_its_mean``).
+_GROWTH_MIN, _GROWTH_MAX = 1.5, 4.0
+# A flow that was seen for fewer round trips than two spans have is young.
+_SPAN_ROUND_TRIPS = 2
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
+
+
+class OthersBytes(NamedTuple):
+    """Bytes of other loads, which come before those of this one or beside them.
+
+    Attributes:
+        size_bytes: How many others wait for. Nobody knows whose bytes came, so this load is here
+            when these are, too.
+        until: What comes before this moment belongs to others, or to those who have given up.
+    """
+
+    size_bytes: int = 0
+    until: float = 0.0
+
+
+NOBODYS = OthersBytes()
+
+
+class _Look(NamedTuple):
+    """What had come by a moment."""
+
+    moment: float
+    came_bytes: int
+
+
+class _Growth(NamedTuple):
+    """How many times as much came in the last span as in the one before."""
+
+    factor: float
+    span_s: float
+    came_bytes: float  # in the last one
 
 
 class Flow:
     """How fast bytes are coming in, from all stores of a load together.
 
     Args:
-        sizes: What is wanted of each store.
-        now: When that began.
-        start: What had been received until then, where that is not now.
-        ahead_bytes: How much of it was asked for before the rest was.
-        rest_at: When the rest can be here at the soonest: that nothing comes in between says
+        sizes: How many bytes are wanted of each store.
+        began: When the load began.
+        start: What each store had sent by then, where that is not what it has sent by now.
+        ahead_bytes: How many were asked for before the rest was.
+        rest_at: When the rest can be here at the soonest: that nothing comes until then says
             nothing about the speed.
-        others: What others wait for, which comes first or beside it, so that nobody knows whose
-            bytes came until that is here too; and what comes before a moment is theirs, or of those
-            who have given up.
+        others: Bytes of other loads.
+
+    Attributes:
+        began: When the load began.
     """
 
     def __init__(
         self,
         sizes: dict[Tier, int],
-        now: float,
+        began: float,
         start: dict[Tier, int] | None = None,
         ahead_bytes: int = 0,
         rest_at: float = 0.0,
-        others: tuple[int, float] = (0, 0.0),
+        others: OthersBytes = NOBODYS,
     ) -> None:
+        self.began = began
         self._others_bytes, self._others_until = others
-        self._wanted = sum(sizes.values()) + self._others_bytes
+        self._wanted_bytes = sum(sizes.values()) + self._others_bytes
         self._start = {**{tier: tier.received_bytes() for tier in sizes}, **(start or {})}
         self._ahead_bytes, self._rest_at = ahead_bytes, rest_at
-        self._began = self._dry = now
-        self.lagged = False  # when that was asked last
-        self._moved = now  # when more had come than before
-        self._first = math.inf  # when bytes came, and when they began to say something
-        self._flows = 0.0
-        self._seen: list[tuple[float, int]] = []  # moments, and what had come by then
+        self._moved_at = began  # when more had come than by the look before
+        self._nothing_at = began  # the last look by which nothing had come
+        self._first_at = math.inf  # the first look by which something had
+        self._flows_at = 0.0  # since when what comes says something about the speed
+        self._seen: list[_Look] = []
 
     def received(self, tier: Tier) -> int:
-        """What came from a store since the load began, whoever asked for it."""
+        """How many bytes came from a store since the load began, whoever asked for them."""
         return tier.received_bytes() - self._start[tier]
-
-    def rate(self) -> float:
-        """Bytes per second, of late; where it grows, those that come next."""
-        if len(self._seen) < 2:
-            return 0.0
-        growth, span_s, came = self._growth()
-        if growth >= _GROWS:
-            return growth * came / span_s
-        (then, before), (now, count) = self._of_late(), self._seen[-1]
-        return (count - before) / max(now - then, 1e-3)
-
-    def first_s(self) -> tuple[float, float]:
-        """The least and the most that the first byte has taken, as far as anybody looked."""
-        return self._dry - self._began, self._first - self._began
-
-    def seen_s(self) -> float:
-        """For how long it has been seen; bytes come in lumps, so a moment says little."""
-        return self._seen[-1][0] - self._flows if self._seen else 0.0
-
-    def moves(self, pays_s: float) -> bool:
-        """Whether something has come of late, for whomever."""
-        pause_s = max(_PAUSE_S, _PAUSE_SHARE * pays_s)
-        return bool(self._seen) and self._seen[-1][0] - self._moved < pause_s
-
-    @property
-    def is_young(self) -> bool:
-        """Whether it was seen for less than four round trips, two spans of `_growth`."""
-        return self.seen_s() < 4 * self.first_s()[1]
-
-    def share(self) -> float:
-        """How much of what is wanted has come, as a part of 1."""
-        return min(1.0, self._seen[-1][1] / self._wanted) if self._seen else 0.0
-
-    def lags(self, now: float, pays_s: float, away_s: float) -> bool:
-        """Whether less than a quarter has come of what should have, for all to come in `pays_s`.
-
-        It is not known before a tenth of that; nor in the first round trips, in which TCP begins.
-        """
-        waited_s = now - self._began - _BEGINS * away_s
-        self.lagged = waited_s > max(_LAG_SHARE * pays_s, _LAG * pays_s * self.share())
-        return self.lagged
 
     def look(self, now: float) -> None:
         """Note how much has come."""
         if now < self._others_until:
             came = min(sum(map(self.received, self._start)), self._others_bytes)
             self._start = {tier: tier.received_bytes() for tier in self._start}
-            self._wanted, self._others_bytes = self._wanted - came, self._others_bytes - came
+            self._wanted_bytes -= came
+            self._others_bytes -= came
         count = sum(self.received(tier) for tier in self._start)
-        if count <= min(_NOISE_BYTES, self._wanted // 8):
-            self._dry = now
+        if count <= min(_NOISE_BYTES, self._wanted_bytes // 8):
+            self._nothing_at = now
             return
-        self._first = min(self._first, now)
+        self._first_at = min(self._first_at, now)
         if not self._seen:
             if count <= self._ahead_bytes + _NOISE_BYTES and now < self._rest_at:
                 return
-            self._flows = now
-        if not self._seen or count > self._seen[-1][1]:
-            self._moved = now
-        self._seen.append((now, count))
+            self._flows_at = now
+        if not self._seen or count > self._seen[-1].came_bytes:
+            self._moved_at = now
+        self._seen.append(_Look(now, count))
+
+    # --- What has come ---
+
+    def first_byte(self) -> FirstByte:
+        """When bytes began to come, counted from the beginning of the load."""
+        return FirstByte(self._nothing_at - self.began, self._first_at - self.began)
+
+    def share(self) -> float:
+        """How much of what is wanted has come, as a part of 1."""
+        return min(1.0, self._seen[-1].came_bytes / self._wanted_bytes) if self._seen else 0.0
+
+    def seen_s(self) -> float:
+        """For how long bytes were seen to come; they come in lumps, so a moment says little."""
+        return self._seen[-1].moment - self._flows_at if self._seen else 0.0
+
+    def idle_s(self) -> float:
+        """For how long nothing more has come; infinite: nothing has yet."""
+        return self._seen[-1].moment - self._moved_at if self._seen else math.inf
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it was seen for less than two spans of `_growth`."""
+        return self.seen_s() < 2 * _SPAN_ROUND_TRIPS * self.first_byte().most_s
+
+    # --- How fast ---
+
+    def rate(self) -> float:
+        """Bytes per second, of late; of a flow that grows, those that come next."""
+        if len(self._seen) < 2:
+            return 0.0
+        growth = self._growth()
+        if growth.factor >= _GROWTH_MIN:
+            return growth.factor * growth.came_bytes / growth.span_s
+        half, last = self._half(), self._seen[-1]
+        return (last.came_bytes - half.came_bytes) / max(last.moment - half.moment, 1e-3)
 
     def remaining_s(self) -> float | None:
-        """Seconds until the rest is here, at the present speed; None: it is not known yet."""
+        """Seconds until the rest is here, at the speed of late; None: it is not known yet."""
         if len(self._seen) < 2:
             return None
-        (then, before), (now, count) = self._of_late(), self._seen[-1]
-        if now - then < _MATURE_S:
+        half, last = self._half(), self._seen[-1]
+        if last.moment - half.moment < _MATURE_S:
             return None
-        rest = max(0.0, self._wanted - count)
-        growth, span_s, came = self._growth()
-        if growth < _GROWS:
-            return rest * (now - then) / max(count - before, 1)
+        rest = max(0.0, self._wanted_bytes - last.came_bytes)
+        factor, span_s, came = self._growth()
+        if factor < _GROWTH_MIN:
+            return rest * (last.moment - half.moment) / max(last.came_bytes - half.came_bytes, 1)
         # What comes in the next spans is a geometric series.
-        return span_s * math.log1p(rest * (growth - 1) / (growth * came)) / math.log(growth)
+        return span_s * math.log1p(rest * (factor - 1) / (factor * came)) / math.log(factor)
 
-    def _of_late(self) -> tuple[float, int]:
-        """Where the half begins that says how fast it is: connections run dry one by one."""
-        now = self._seen[-1][0]
-        moment = now - max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)
+    def _half(self) -> _Look:
+        """Where the half of the looks begins that says how fast it is: connections run dry one by
+        one."""
+        now = self._seen[-1].moment
+        moment = now - max(2 * _MATURE_S, (now - self._seen[0].moment) / 2)
         return self._seen[max(0, bisect_right(self._seen, (moment, math.inf)) - 1)]
 
-    def _growth(self) -> tuple[float, float, float]:
-        """How many times as much came in a span as in the one before, its length, and that much.
-
-        A span is two round trips, where it was seen for so long: lumps come with each.
-        """
+    def _growth(self) -> _Growth:
+        """Compares two spans, each of two round trips if it was seen for so long: lumps come with
+        each of them."""
         now, count = self._seen[-1]
-        span_s = min((now - self._seen[0][0]) / 2, max(_MATURE_S, 2 * self.first_s()[1]))
+        round_trips_s = _SPAN_ROUND_TRIPS * self.first_byte().most_s
+        span_s = min((now - self._seen[0].moment) / 2, max(_MATURE_S, round_trips_s))
         middle, start = self._by(now - span_s), self._by(now - 2 * span_s)
         came = max(count - middle, 1.0)
-        return min(came / max(middle - start, 1.0), _GROWTH_MAX), span_s, came
+        return _Growth(min(came / max(middle - start, 1.0), _GROWTH_MAX), span_s, came)
 
     def _by(self, moment: float) -> float:
-        """What had come by then."""
+        """What had come by a moment."""
         index = bisect_right(self._seen, (moment, math.inf))
         if index in (0, len(self._seen)):
-            return self._seen[index and -1][1]
+            return self._seen[index and -1].came_bytes
         (then, before), (later, count) = self._seen[index - 1 : index + 1]
         return before + (count - before) * (moment - then) / (later - then)

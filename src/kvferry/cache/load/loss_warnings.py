@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 
-from kvferry.cache.cost.load_or_compute import Budget
 from kvferry.cache.store.tier import Tier
 
 __all__ = ["LossWarnings"]
@@ -30,15 +29,14 @@ class LossWarnings:
         self._lost: dict[str, deque[str]] = {}
         self._tell_at: dict[str, float] = {}
 
-    def load(self, tier: Tier, outcome: str, chunks: int, budget: Budget, tokens: int) -> None:
+    def load(self, tier: Tier, outcome: str, chunks: int, compute_s: float) -> None:
         """A load is over, or was left out.
 
         Args:
             tier: Of which store.
             outcome: "": it was worth it. "cut", "deadline": it was left. "slow": it was left out.
             chunks: How many it was to bring.
-            budget: Of the request.
-            tokens: In front of them.
+            compute_s: What computing the prompt from the first of them on takes.
         """
         now = time.monotonic()
         with self._lock:
@@ -49,7 +47,7 @@ class LossWarnings:
                 return
             self._tell_at[tier.name] = now + _TELL_EVERY_S
             how = {word: seen.count(word) for word in ("slow", "cut", "deadline")}
-        size_bytes, compute_s = chunks * tier.chunk_bytes, budget.rest_s(tokens)
+        size_bytes = chunks * tier.chunk_bytes
         figures = tier.figures()
         _log.warning(
             "%s is slower than computing: of the last %d loads, %d were left out, %d were left "

@@ -1,46 +1,53 @@
-"""Parts of loads that were cut and have not ended yet: their pages wait for that."""
+"""Jobs whose load was cut and that have not ended yet: their pages wait for that."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-from kvferry.cache.memory import Memory
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Ticket
 
 __all__ = ["PendingLoads"]
 
+Ended: TypeAlias = Callable[[BatchResult], object]
+
+
+class _Job(NamedTuple):
+    ticket: Ticket
+    ended: Ended
+
 
 class PendingLoads:
     """What stores have not let go of. Swept by whoever uses the cache next. Threads: any."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._parts: list[tuple[Ticket, int | Callable[[BatchResult], object]]] = []
+        self._jobs: list[_Job] = []
 
-    def add(self, ticket: Ticket, ended: int | Callable[[BatchResult], object]) -> None:
-        """Pages belong to the ticket until it ends: those of a reservation, or `ended` is called
-        then."""
+    def add(self, ticket: Ticket, ended: Ended) -> None:
+        """Pages belong to this job until it ends; `ended` is called then, and frees them."""
         with self._lock:
-            self._parts.append((ticket, ended))
+            self._jobs.append(_Job(ticket, ended))
 
     def sweep(self, limit_s: float = 0.0) -> int:
-        """Free the pages of whatever has ended; wait `limit_s` at most. How many have not."""
+        """Free the pages of the jobs that have ended; how many have not.
+
+        Args:
+            limit_s: How long to wait for them, at most.
+        """
         until = time.monotonic() + limit_s
         with self._lock:
-            parts, self._parts = self._parts, []
+            jobs, self._jobs = self._jobs, []
         kept = []
-        for ticket, ended in parts:
-            result = ticket.wait(max(0.0, until - time.monotonic()))
+        for job in jobs:
+            result = job.ticket.wait(max(0.0, until - time.monotonic()))
             if result is None:
-                kept.append((ticket, ended))
-            elif isinstance(ended, int):
-                self._memory.abort(ended)
+                kept.append(job)
             else:
-                ended(result)
+                job.ended(result)
         with self._lock:
-            self._parts += kept
-            return len(self._parts)
+            self._jobs += kept
+            return len(self._jobs)

@@ -13,8 +13,7 @@ from kvferry.cache.results import Retrieved
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.cache.storer import Storer
-from kvferry.chunks.elements import ELEMENTS
-from kvferry.chunks.layout import KVLayout
+from kvferry.chunks.layout import ELEMENTS, KVLayout
 from kvferry.chunks.prompt import Prompt
 from kvferry.connectors.base import BufferLike
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from kvferry import _native
 from kvferry.base.errors import KVFerryError
@@ -24,7 +24,7 @@ from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Ticket
 
-__all__ = ["ASSUMED_BYTES_S", "Window", "open_window"]
+__all__ = ["ASSUMED_BYTES_S", "Kept", "Window", "open_window"]
 
 # What a store is thought to deliver that has delivered nothing yet, while it is far away.
 ASSUMED_BYTES_S = 80e6
@@ -41,6 +41,21 @@ class _ReadsOnDemand(Protocol):
     def submit_get(
         self, keys: Sequence[str], buffers: _native.OnDemandPages, *, timeout_s: float
     ) -> Ticket: ...
+
+
+class Kept(NamedTuple):
+    """The chunks of a window that are wanted.
+
+    Attributes:
+        chunks: How many the window brings, up to the first one that has no page for want of room;
+            those that others bring count, too.
+        items: Which of them have a page, counted from the window's first.
+        pages: Their pages.
+    """
+
+    chunks: int
+    items: list[int]
+    pages: list[int]
 
 
 class Window:
@@ -69,22 +84,17 @@ class Window:
             timeout_s=max(0.001, until - self.began),
         )
 
-    def keep(self, count: int) -> tuple[list[int], list[int], int]:
-        """The store says that it has the first `count`, and they are wanted.
-
-        Returns:
-            Which of them have a page (counted from the window's first), their pages, and how many
-            there are until one has none for want of room. Those that others bring have none either.
-        """
+    def keep(self, count: int) -> Kept:
+        """The store says that it has the first `count` chunks, and they are wanted."""
         self._pages.keep(count)
         states, pages = self._pages.states()
         full = states.find(_NO_ROOM, 0, count)
         count = count if full < 0 else full
         items = [item for item in range(count) if states[item] == _PLACED]
-        return items, [pages[item] for item in items], count
+        return Kept(count, items, [pages[item] for item in items])
 
     def end(self, result: BatchResult, items: Sequence[int] = ()) -> None:
-        """The job has ended: put what came of these into memory."""
+        """The job has ended: put into memory what came of these items."""
         wanted = bytearray(len(result))
         for item in items:
             wanted[item] = result[item] is Status.OK
@@ -94,7 +104,7 @@ class Window:
         self.tier.drained(sum(1 for size, used in sizes if size and not used))
 
     def drop(self, pending: PendingLoads) -> None:
-        """Nobody wants them. Cancelling could cost the connection, so they come to their end."""
+        """Nobody wants the chunks. Cancelling could cost the connection, so the job goes on."""
         self._pages.keep(0)
         pending.add(self.ticket, self.end)
 
@@ -102,7 +112,7 @@ class Window:
 def open_window(
     memory: Memory, tier: Tier, prompt: Prompt, start: int, until: float
 ) -> Window | None:
-    """Send the reads; None: this store cannot have them, or does not take them now."""
+    """Send reads of the chunks from `start` on; None: this store takes none, or none now."""
     if not tier.pages_on_demand:
         return None
     rate = tier.bandwidth_bytes_s if tier.measured else ASSUMED_BYTES_S

@@ -14,6 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 from kvferry import _native
 from kvferry.connectors.serde import CODECS
@@ -26,7 +27,7 @@ _log = logging.getLogger("kvferry.cache")
 # codec, for the time of writing them counts as well. When they come faster than the last share, the
 # link could be quicker than the codec, and it is left; in between nothing changes, for then fewer
 # bytes on the link are seen as a link that is faster.
-_BEGIN = {"zstd": 0.25, "split12": 0.5}
+_BEGIN = dict(sorted(((n, share) for n, _, share in _native.codecs() if share), key=itemgetter(1)))
 _END = 0.8
 _SAMPLE_BYTES = 1 << 20
 _ROUNDS = 3

@@ -31,7 +31,7 @@ from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache.steps import Steps, Wait, finish
 from kvferry.cache.store import awake
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import Mark, read_name
 from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector
@@ -78,7 +78,7 @@ class StoreGenerations:
         newest: Of the cache.
     """
 
-    def __init__(self, name: str, connector: Connector, newest: Newest) -> None:
+    def __init__(self, name: str, connector: Connector, newest: NewestMark) -> None:
         self._name = name
         self._connector = connector
         self._keeps = connector if isinstance(connector, GenerationStore) else None

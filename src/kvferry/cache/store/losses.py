@@ -10,7 +10,7 @@ This is done by the store's writer when nothing else waits: a batch at a time, r
 pauses that leave most of the time to others. Only what was looked up may make the store evict
 something; the rest goes as long as there is room.
 
-Threads: `Known` and `notice` any; the rest is the writer's.
+Threads: `Known` and `observe` any; the rest is the writer's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Losses:
 
     @property
     def idle(self) -> bool:
-        """Whether `notice` has an effect: nothing that it told is still to be looked at."""
+        """Whether `observe` has an effect: nothing that it told is still to be looked at."""
         return self._asked is None
 
     def observe(self, prompt: Prompt, held: int, missed: list[int]) -> bool:

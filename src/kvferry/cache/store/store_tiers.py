@@ -10,7 +10,7 @@ from kvferry.cache.steps import Steps
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.coding import Coding
 from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.tier import Tier
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.identity import Identity
@@ -30,7 +30,7 @@ MEMORY = "l1"  # the name of the tier in this process
 class Clears(Protocol):
     """What a store asks about clears, and tells; see `kvferry.cache.clearing`."""
 
-    newest: Newest
+    newest: NewestMark
 
     def is_current(self, generation: bytes) -> bool: ...
 
@@ -75,7 +75,7 @@ class StoreTier:
             ratio=eviction.eviction_ratio,
             evicted=lambda count: metrics.evicted(name, count),
         )
-        newest = clearing.newest if clearing is not None else Newest(int)
+        newest = clearing.newest if clearing is not None else NewestMark(int)
         self.generations = StoreGenerations(name, connector, newest)
         self.tier = Tier(
             name,

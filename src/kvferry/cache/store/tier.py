@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from kvferry.base.errors import KVFerryError
-from kvferry.cache.cost.load_or_compute import LoadModel
-from kvferry.cache.cost.patience import SURE, Odds
+from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
+from kvferry.cache.cost.patience import WINS_MAX, Odds
 from kvferry.cache.steps import Steps, Wait, finish
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.contact import reached
@@ -199,7 +199,7 @@ class Tier:
     def wins(self) -> float:
         """How many seconds to wait for each that an answer can save; see `Odds`."""
         with self._lock:
-            return SURE if self.sees else self._odds.wins
+            return WINS_MAX if self.sees else self._odds.wins
 
     @property
     def odds(self) -> float:
@@ -270,13 +270,12 @@ class Tier:
         took_s: float,
         *,
         whole: bool = True,
-        first_s: tuple[float, float] = (0.0, math.inf),
+        first_byte: FirstByte = UNSEEN,
     ) -> None:
-        """A load, or a question (0 bytes), took so long; `whole`: it came to its end.
-        `first_s`: the least and the most that the first byte has taken."""
+        """A load, or a question (0 bytes), took so long; `whole`: it came to its end."""
         now = time.monotonic()
         with self._lock:
-            self._load.observe(size_bytes, took_s, now, first_s, whole=whole)
+            self._load.observe(size_bytes, took_s, now, first_byte, whole=whole)
             self.measured |= whole and size_bytes > 0
             if not whole:  # what was asked for still comes, for a round trip or two
                 self._stray_until = now + 2 * self._load.fixed_s(now)

@@ -8,7 +8,7 @@ dropped and counted: it stays in memory, and the engine is never kept waiting. W
 already is not sent again. When nothing waits, what the store has lost is written again (see
 `kvferry.cache.store.losses`).
 
-Threads: `offer`, `notice`, `flush` and `close` from any; the rest is the writer's own.
+Threads: `offer`, `observe`, `flush` and `close` from any; the rest is the writer's own.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Writer:
 
     @property
     def looks(self) -> bool:
-        """Whether `notice` has an effect now."""
+        """Whether `observe` has an effect now."""
         return self.lease is not None and self._losses.idle
 
     def observe(self, prompt: Prompt, held: int) -> None:

@@ -2,7 +2,7 @@
 
 It blocks in the kernel with SO_RCVTIMEO rather than in poll: a receive with MSG_WAITALL then takes
 a whole value, its CRLF included, in one call that leaves the interpreter to other threads. The few
-calls that touch the socket stand together at the end; pure_tls.py has others in their place.
+calls that touch the socket stand together at the end; tls.py has others in their place.
 
 After any exception of this module the connection holds an unfinished reply: close it, never use it
 again. Deadlines are moments of `time.monotonic`.

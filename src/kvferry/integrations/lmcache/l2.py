@@ -38,7 +38,7 @@ from kvferry.client.batch import Status
 from kvferry.client.operation import Verb
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
-from kvferry.integrations.lmcache.usage import ServerUsage
+from kvferry.integrations.lmcache.server_usage import ServerUsage
 
 __all__ = ["KvferryL2Adapter", "key_text"]
 

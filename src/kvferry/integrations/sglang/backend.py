@@ -30,6 +30,7 @@ from kvferry.config.integrations import SglangSettings
 from kvferry.integrations.sglang.ambiguity import check_server
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
 from kvferry.integrations.sglang.host_pages import HostPages
+from kvferry.integrations.sglang.host_pool import HostPool
 from kvferry.integrations.sglang.identity import (
     has_draft,
     heads_of,
@@ -39,7 +40,6 @@ from kvferry.integrations.sglang.identity import (
     server_fields,
 )
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.pool import HostPool
 from kvferry.integrations.sglang.versions import metrics_type, prefix_result, server_args
 
 __all__ = ["KvferryHiCache"]

@@ -4,8 +4,11 @@
 
 The caller adds how the bytes lie: the `KVLayout` (shape, element type, shard) and the engine's
 text. From here comes what is true of the whole model: its weights (`kvferry.integrations.weights`),
-positions, quantisation, the switches that change what attention computes, and the kind of machine
-where that changes how blocks are packed (`platform`).
+positions, quantisation, the switches that change what attention computes, and the device where that
+changes how blocks are packed (`platform_fields`): vLLM's CPU kernels pack keys for the instructions
+that they use (AMX, AVX-512, NEON ...), so blocks of the same shape from two kinds of CPU are not
+the same bytes; and versions that do not name the layout of their cache let the attention backend
+choose the layout, by the kind of GPU.
 
 A model in a directory is known by its files and not by its path, so two machines that keep it in
 two places share. A model whose files cannot be read is known by its name and revision alone; that
@@ -26,16 +29,16 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvferry.integrations.vllm.platform import platform_fields
 from kvferry.integrations.weights import fingerprint, hub_place, is_known
 
-__all__ = ["kv_dtype", "model_identity", "plain_text"]
+__all__ = ["kv_dtype", "model_identity", "plain_text", "platform_fields"]
 
 _log = logging.getLogger("kvferry.integrations")
 
@@ -87,6 +90,26 @@ def model_identity(vllm_config: Any) -> dict[str, Any]:
             **platform_fields(vllm_config),
         },
     }
+
+
+def platform_fields(vllm_config: Any = None, layout_named: bool = True) -> dict[str, str]:
+    """Fields of an identity: ``device``, and ``attention`` where a backend was asked for.
+
+    Without vLLM there is no device.
+
+    Args:
+        vllm_config: To see which attention backend was asked for; None: unknown.
+        layout_named: Whether vLLM names the layout of its cache. If not, the exact device counts.
+    """
+    device = _device(layout_named)
+    fields = {"device": device} if device else {}
+    backend = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
+    asked = getattr(backend, "name", backend) or os.getenv("VLLM_ATTENTION_BACKEND", "")
+    if asked:
+        fields["attention"] = str(asked)
+    if not layout_named and os.getenv("VLLM_KV_CACHE_LAYOUT"):
+        fields["kv_order"] = os.environ["VLLM_KV_CACHE_LAYOUT"]
+    return fields
 
 
 def kv_dtype(vllm_config: Any) -> str:
@@ -275,6 +298,37 @@ def _environment() -> Iterator[str]:
     for name in sorted(os.environ):
         if os.environ[name] and _NUMERICS.fullmatch(name):
             yield f"{name}={os.environ[name]}"
+
+
+def _device(layout_named: bool) -> str:
+    try:
+        from vllm.platforms import current_platform
+    except ImportError:
+        return ""
+    kind = str(getattr(current_platform, "device_type", "") or "unknown")
+    if kind == "cpu":
+        return f"cpu {platform.machine()} {_instructions()}".strip()
+    if layout_named:
+        return kind
+    try:
+        return f"{kind} {current_platform.get_device_name()}"
+    except Exception:  # a driver that does not tell must not keep the engine from starting
+        _log.warning("the name of the device is unknown", exc_info=True)
+        return kind
+
+
+def _instructions() -> str:
+    """What the kernels ask about the CPU."""
+    try:
+        import torch
+    except ImportError:
+        return ""
+    found = []
+    for name in ("amx_tile", "avx512", "avx2"):
+        supported = getattr(getattr(torch, "cpu", None), f"_is_{name}_supported", None)
+        if supported is not None and supported():
+            found.append(name)
+    return "+".join(found)
 
 
 def _name_of(value: object) -> str:

@@ -36,7 +36,7 @@ from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
-from kvferry.server.client.control import greet
+from kvferry.server.client.session_connection import greet
 
 __all__ = ["KvferryMPConnector"]
 

@@ -1,4 +1,7 @@
-"""The entry point of the group ``vllm.general_plugins``: vLLM knows our names without module paths.
+"""kvferry as a plug-in of vLLM: its names in vLLM's registries, its log lines among vLLM's.
+
+`register` is the entry point of the group ``vllm.general_plugins``. With it vLLM knows these names
+without module paths:
 
     --kv-transfer-config '{"kv_connector": "KvferryConnector", "kv_role": "kv_both"}'
     --kv-transfer-config '{"kv_connector": "KvferryMPConnector", "kv_role": "kv_both"}'
@@ -21,7 +24,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["enter_connectors", "enter_tier", "register"]
+__all__ = ["enter_connectors", "enter_tier", "register", "show_logs"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
@@ -29,7 +32,7 @@ _OURS = "kvferry.integrations.vllm"
 _CONNECTORS = {
     "KvferryConnector": "connector",
     "KvferryMPConnector": "mp",
-    "KvferryTierConnector": "tier_connector",
+    "KvferryTierConnector": "tier",
 }
 
 
@@ -60,6 +63,18 @@ def register() -> None:
             _enter(sys.modules[name])
     if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
+
+
+def show_logs() -> None:
+    """Have the loggers of kvferry write as vLLM's do, if nobody has told them where to write."""
+    ours, theirs = logging.getLogger("kvferry"), logging.getLogger("vllm")
+    if ours.hasHandlers() or not theirs.handlers:
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(theirs.getEffectiveLevel())
+    ours.propagate = False
 
 
 def _enter(module: ModuleType) -> None:

@@ -24,8 +24,8 @@ from kvferry.base.threads import Guarded
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.server.client.channel import new_id
-from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent
 from kvferry.server.client.link import Away, ServerLink
+from kvferry.server.client.session_connection import Gone, ServerControl, ServerRefused, Silent
 from kvferry.server.memory.segments import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 

@@ -28,8 +28,15 @@ from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
 from kvferry.server.client.channel import Counters, new_id
-from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Stopped, Wake
 from kvferry.server.client.link import ServerLink
+from kvferry.server.client.session_connection import (
+    Gone,
+    ServerControl,
+    ServerRefused,
+    Silent,
+    Stopped,
+    Wake,
+)
 from kvferry.server.protocol import (
     Abort,
     Failure,

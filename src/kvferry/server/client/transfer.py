@@ -17,8 +17,7 @@ from kvferry.base.errors import SystemResourceError
 from kvferry.cache import Retrieved, Stored
 from kvferry.cache.caller_buffers import check_lengths, targets, wanted_chunks
 from kvferry.cache.store.store_tiers import MEMORY
-from kvferry.chunks.elements import ELEMENTS
-from kvferry.chunks.layout import KVLayout
+from kvferry.chunks.layout import ELEMENTS, KVLayout
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.config.remote_sources import show_node
@@ -39,7 +38,7 @@ __all__ = ["Transfer", "about_of", "in_tokens"]
 
 
 def about_of(prompt: Prompt) -> list[int]:
-    """What the server should know of a prompt; see `protocol.Lookup`."""
+    """What the server should know of a prompt; see `about` of `LookupRequest`."""
     return [prompt.tokens, prompt.start_tokens, prompt.computed_tokens, *prompt.queued]
 
 

@@ -1,6 +1,6 @@
 """HTTP beside the cache server: health, metrics, and what people ask of it.
 
 HttpSide      routes, and the thread that serves them      side.py
-calls         what each route does                         calls.py, prefetch.py
+http_calls    what each route does                         http_calls.py, prefetch.py
 ServerView    what all of these see of the server          view.py
 """

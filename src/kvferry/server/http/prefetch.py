@@ -28,8 +28,8 @@ from kvferry.cache import TieredCache
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById, numbers
 from kvferry.http.waits import AnswerLater, Ended
-from kvferry.server.http import calls
-from kvferry.server.http.calls import IdentityName, SaltHex, Whose
+from kvferry.server.http import http_calls as calls
+from kvferry.server.http.http_calls import IdentityName, SaltHex, Whose
 from kvferry.server.http.view import ServerView
 
 __all__ = ["Prefetches"]

@@ -23,8 +23,8 @@ from kvferry.base.errors import UsageError
 from kvferry.config.shown import shown_server
 from kvferry.http.listener import HttpListener
 from kvferry.http.routes import Alive, Api
-from kvferry.server.http import calls
-from kvferry.server.http.calls import Pins
+from kvferry.server.http import http_calls as calls
+from kvferry.server.http.http_calls import Pins
 from kvferry.server.http.prefetch import Prefetches
 from kvferry.server.http.view import ServerView
 

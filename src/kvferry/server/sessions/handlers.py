@@ -88,7 +88,7 @@ class Handlers:
         """The reply, or the work that makes it.
 
         Raises:
-            Refused, UsageError: It is refused.
+            RequestRefused, UsageError: It is refused.
         """
         if type(request) is p.Register:
             return self._register(request)

@@ -79,7 +79,7 @@ class Registry:
         """Whether this one may ask at all.
 
         Raises:
-            Refused: He does not know the token.
+            RequestRefused: He does not know the token.
         """
         token = self.config.token
         if token is None or hmac.compare_digest(request.token.encode(), token.encode()):
@@ -97,7 +97,7 @@ class Registry:
         """Whether there is any sense in opening a session.
 
         Raises:
-            Refused: There is not.
+            RequestRefused: There is not.
         """
         if request.version not in _VERSIONS:
             raise self._refused(
@@ -114,7 +114,7 @@ class Registry:
         """A session, and where its memory is.
 
         Raises:
-            Refused: Such an identity is not served.
+            RequestRefused: Such an identity is not served.
         """
         try:
             shard = self._shard(request)

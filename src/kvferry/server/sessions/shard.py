@@ -29,7 +29,7 @@ from kvferry.sharing import TieredCache
 __all__ = ["IdentityShard", "Loop", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
-# Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
+# Numbers that say what there is to know about a prompt; see `about` of `LookupRequest`.
 _ABOUT = 5
 _OPEN_S = 10.0
 

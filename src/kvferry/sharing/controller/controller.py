@@ -9,9 +9,12 @@ controller.stop()
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from array import array
 
+from kvferry.base.errors import ConfigError
 from kvferry.base.local_secret import local_secret
 from kvferry.base.threads import Guarded
 from kvferry.config import ClientConfig
@@ -22,16 +25,15 @@ from kvferry.sharing.controller.members import Members
 from kvferry.sharing.controller.ports import Ports
 from kvferry.sharing.controller.prefixes import Prefixes
 from kvferry.sharing.controller.quotas import Quotas
-from kvferry.sharing.controller.shared import Shared
-from kvferry.sharing.controller.texts import Tokenizer
+from kvferry.sharing.controller.shared_directory import SharedDirectory
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "Tokenizer"]
 
 _STOP_S = 5.0
 
 
 class Controller:
-    """See the module. Threads: any.
+    """What a controller knows, and the thread of its ports. Threads: any.
 
     Args:
         config: Where it listens, and its limits.
@@ -67,11 +69,11 @@ class Controller:
         self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
         self.started = time.time()
         self.ending = threading.Event()
-        self.shared: Shared | None = None
+        self.shared: SharedDirectory | None = None
         if config.directory is not None:
             store = ClientConfig.from_url(config.directory)
             parts = (self.members, self.jobs, self.quotas)
-            self.shared = Shared(store, config.heartbeat_s, *parts)
+            self.shared = SharedDirectory(store, config.heartbeat_s, *parts)
         self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
@@ -126,3 +128,29 @@ class Controller:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join(_STOP_S)
+
+
+class Tokenizer:
+    """A tokenizer.json of Hugging Face. Threads: any.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: It cannot be read, or the package `tokenizers` is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            text = "tokenizer_file needs the package tokenizers: pip install tokenizers"
+            raise ConfigError(text) from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
+        except Exception as error:  # it raises no narrower kind
+            raise ConfigError(f"tokenizer_file: {path} is no tokenizer: {error}") from None
+
+    def tokens(self, text: str) -> array[int]:
+        """Of a prompt, with what the tokenizer puts around each."""
+        return array("q", self._tokenizer.encode(text).ids)

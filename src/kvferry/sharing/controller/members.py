@@ -7,28 +7,39 @@ the controller itself did not run.
 
 Every message names the incarnation of its sender. What an older one says counts for nothing.
 
+Where there is no room for a newcomer, the origin that has most members makes room for one that has
+less. An origin is the address that a member comes from, and of IPv6 its network of 64 bits, which
+is what one host has to choose from. So nobody fills the table for all, and one host alone may have
+all of it.
+
+Members say with their registration which clears for everybody they have heard of. The newest mark
+of each identity is passed on (`Marks`) and none is drawn here; a controller that begins anew hears
+them again.
+
 Threads: any; a call waits for others while they look something up, not while they change the index.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from kvferry import _native
 from kvferry.base.errors import CapacityError, UsageError
+from kvferry.chunks.generation import Mark
 from kvferry.sharing.controller.journal import Journal
-from kvferry.sharing.controller.marks import Marks
-from kvferry.sharing.controller.member import FoundMember, Key, Member
-from kvferry.sharing.controller.origins import greediest, origin_of
 from kvferry.sharing.controller.traffic import Traffic
 from kvferry.sharing.membership.messages import (
     Begin,
     End,
+    HeldIdentity,
     InstanceRefused,
     MemoryUsage,
     Peer,
@@ -41,13 +52,110 @@ from kvferry.sharing.membership.messages import (
     whole,
 )
 
-__all__ = ["Change", "FoundMember", "Key", "Member", "Members"]
+__all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members", "greediest", "origin_of"]
 
+Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
 
 _DEAD_KEPT = 1000
 _AHEAD_MAX_S = 86_400.0  # that the clock of a member may be
 _SEATS_MAX = 16  # identities of one process
+_MARKS_MAX = 4096  # identities
+_NETWORK_BYTES = 8  # of an IPv6 address
+
+
+def origin_of(host: str) -> str:
+    """Of an address as the system has it."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    return str(address.ipv4_mapped or address.packed[:_NETWORK_BYTES].hex())
+
+
+def greediest(held: Iterable[str], newcomer: str) -> str | None:
+    """The origin that has to make room for a newcomer's; None: his has as much as any other."""
+    counts = Counter(held)
+    origin, most = counts.most_common(1)[0]
+    return origin if counts[newcomer] + 1 < most else None
+
+
+@dataclass
+class Member:
+    """One process of an instance; read it under no lock, for people and look-ups."""
+
+    instance: str
+    rank: int
+    incarnation: bytes
+    host: str
+    facts: RegisterInstance
+    usage: MemoryUsage
+    registered_at: float  # seconds since 1970
+    beat_at: float  # seconds since 1970
+    heard: float  # on the clock of `Members`
+    state: str = "alive"
+    seq: int = 0
+    synced: bool = False
+    gap: bool = True  # nothing counts until a snapshot begins
+    resyncs: int = 0
+    beats: int = 0
+    work: WorkDone = field(default_factory=WorkDone)
+    seats: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """Name and rank."""
+        return (self.instance, self.rank)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.instance}/{self.rank}"
+
+    @property
+    def identities(self) -> dict[bytes, HeldIdentity]:
+        """What it said of its chunks, by digest."""
+        return {one.digest: one for one in self.facts.identities}
+
+
+@dataclass(frozen=True)
+class FoundMember:
+    """A member that holds leading chunks of one identity."""
+
+    member: Member
+    identity: bytes
+    chunks: int
+
+
+class Marks:
+    """The newest mark of each identity. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[bytes, Mark] = OrderedDict()
+
+    def hear(self, identities: Iterable[HeldIdentity]) -> None:
+        """An instance says these."""
+        for one in identities:
+            known = self._newest.get(one.digest)
+            if one.clears and (known is None or one.clears > known.counter):
+                self._newest[one.digest] = one.mark
+                self._newest.move_to_end(one.digest)
+        while len(self._newest) > _MARKS_MAX:
+            self._newest.popitem(last=False)
+
+    def of(self, identities: Iterable[HeldIdentity]) -> tuple[Renewed, ...]:
+        """What an instance that says these is to hear.
+
+        A mark that is as new as its own, and another one, too: then it draws a newer one.
+        """
+        found = ((one, self._newest.get(one.digest)) for one in identities)
+        return tuple(
+            Renewed(one.digest, *mark)
+            for one, mark in found
+            if mark is not None and mark != one.mark and mark.counter >= one.clears
+        )
 
 
 class Members:

@@ -19,10 +19,9 @@ from kvferry.base.shown import reason_of
 from kvferry.base.threads import noticed
 from kvferry.config.controller import ControllerConfig
 from kvferry.sharing.controller.jobs import Jobs
-from kvferry.sharing.controller.members import Key, Members
-from kvferry.sharing.controller.origins import greediest, origin_of
+from kvferry.sharing.controller.members import Key, Members, greediest, origin_of
 from kvferry.sharing.controller.quotas import Quotas
-from kvferry.sharing.controller.shared import Shared
+from kvferry.sharing.controller.shared_directory import SharedDirectory
 from kvferry.sharing.membership.framing import HEAD, NONCE_BYTES, OTHER_SECRET, frame, proof
 from kvferry.sharing.membership.messages import (
     MESSAGE_BYTES_MAX,
@@ -98,7 +97,7 @@ class Ports:
         members: Members,
         jobs: Jobs,
         quotas: Quotas,
-        shared: Shared | None = None,
+        shared: SharedDirectory | None = None,
     ) -> None:
         self._config = config
         self._members = members

@@ -2,17 +2,24 @@
 
 messages      what is said over the three ports of a controller        messages.py
 framing       how messages lie on a connection, and who may speak       framing.py
-Reporter      a thread that registers, reports and takes commands      reporter.py
+Reporter      registers, reports what `Holdings` say, obeys commands   reporter.py
 Backlog       what the reporter has not sent yet, bounded              backlog.py
-Holdings      what the reporter needs of a cache                       holdings.py
-facts         what messages have in them                               facts.py
 """
 
 from __future__ import annotations
 
-from kvferry.sharing.membership.holdings import HeldIdentity, Holdings, MemoryUsage, WorkDone
-from kvferry.sharing.membership.messages import Command, Hits, Peer, Quota, Renewed, Result
-from kvferry.sharing.membership.reporter import Reporter
+from kvferry.sharing.membership.messages import (
+    Command,
+    HeldIdentity,
+    Hits,
+    MemoryUsage,
+    Peer,
+    Quota,
+    Renewed,
+    Result,
+    WorkDone,
+)
+from kvferry.sharing.membership.reporter import Holdings, Reporter
 
 __all__ = [
     "Command",

@@ -10,6 +10,8 @@ Two threads of its own do all that waits: one registers and sends what the cache
 every second that the instance lives; a third does what the controller asks for, when it does. No
 caller ever waits for the controller, and none learns whether there is one. A controller that is
 away, slow, or restarted costs a snapshot when it is back.
+
+What the reporter needs of a cache is `Holdings`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -33,7 +35,6 @@ from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.sharing.membership.backlog import Backlog
 from kvferry.sharing.membership.framing import InstanceProcess, Link, RefusedError, host_and_port
-from kvferry.sharing.membership.holdings import Holdings
 from kvferry.sharing.membership.messages import (
     HASHES_MAX,
     Beat,
@@ -45,27 +46,72 @@ from kvferry.sharing.membership.messages import (
     InstanceRegistered,
     Leave,
     Malformed,
+    MemoryUsage,
     Peer,
     Pulse,
+    Quota,
     RegisterInstance,
+    Renewed,
     Result,
     SnapshotPart,
     Synced,
     Update,
+    WorkDone,
     is_name,
 )
 
-__all__ = ["Reporter"]
+__all__ = ["Holdings", "Reporter"]
 
 _log = logging.getLogger("kvferry.membership")
 
 _TIMEOUT_S = 5.0
-_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0  # between registrations that fail
+# Updates that do not arrive for so long, or for so many beats, begin the session anew.
 _STUCK_S, _STUCK_MAX_S, _BEATS_STUCK = 2.0, 60.0, 3
-_LOOK_S, _GATHER_S = 0.5, 0.02  # the latter so that many small changes become one message
+_LOOK_S = 0.5
+_GATHER_S = 0.02  # so that many small changes become one message
 _BACKLOG_BYTES = 16 << 20
 _COMMANDS_MAX = 64
 _PIECE = HASHES_MAX * DIGEST_BYTES
+
+
+class Holdings(Protocol):
+    """A cache as its reporter sees it. Any thread may call, and no call may take long but `obey`.
+
+    Whoever changes what is held tells the reporter (`Reporter.added`, `Reporter.removed`) after the
+    change, and for one chunk in the order of its changes. Then it is no matter what of them `held`
+    has already seen.
+    """
+
+    @property
+    def actions(self) -> Collection[str]:
+        """Commands that `obey` knows: "clear", "delete", "pin", "prefetch", "unpin"."""
+
+    @property
+    def quotas(self) -> Sequence[Quota]:
+        """Those that `limit` was told last."""
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """From now on memory is to hold no more; called with each heartbeat."""
+
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """Others have cleared for everybody, or nobody has; called with each heartbeat that was
+        answered, which began at that moment of ``time.monotonic``."""
+
+    def identities(self) -> Sequence[HeldIdentity]:
+        """Of what chunks there may be some."""
+
+    def usage(self) -> MemoryUsage:
+        """Bytes that it may hold, and holds."""
+
+    def work(self) -> WorkDone:
+        """What was done since the process began."""
+
+    def held(self, identity: bytes) -> Iterable[bytes]:
+        """The hashes of all chunks of an identity, 16 bytes each, in pieces of any size."""
+
+    def obey(self, command: Command) -> Result:
+        """Do it, within limits of its own; called one by one, in a thread for this alone."""
 
 
 class Reporter:

@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
@@ -30,8 +31,9 @@ from kvferry.cache.tiered_cache import TieredCache
 from kvferry.chunks.generation import joined
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
-from kvferry.config.peers import PeerSettings
+from kvferry.config import CacheConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
+from kvferry.metrics import CacheMetrics
 from kvferry.sharing.membership import (
     Command,
     HeldIdentity,
@@ -43,13 +45,12 @@ from kvferry.sharing.membership import (
     Result,
     WorkDone,
 )
-from kvferry.sharing.node.lending import LendingNode
-from kvferry.sharing.peers.one_sided_lending import OneSided
+from kvferry.sharing.membership.messages import HITS_MAX, Hits
+from kvferry.sharing.peers.lending import LendingNode, OneSided
 from kvferry.sharing.peers.peer_tier import Peers, PeerTier, client_of, open_peer
 from kvferry.sharing.peers.shared_clears import Joined, SharedClears
-from kvferry.sharing.peers.work_done import work_of
 
-__all__ = ["Sharing", "join", "leave"]
+__all__ = ["Sharing", "join", "leave", "work_of"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -62,6 +63,7 @@ _UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
 _PREFETCH_S = 30.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
 _NO_WAY = "there can be no Unix socket in this user's runtime folder"
+_COUNTERS = ("tokens_requested", "prefill_saved_seconds", "tokens_hit", "bytes_hit")
 
 
 class _Joined:
@@ -88,7 +90,7 @@ class Sharing:
 
     actions: Collection[str] = ("clear", "delete", "pin", "prefetch", "unpin")
 
-    def __init__(self, settings: PeerSettings, rank: int) -> None:
+    def __init__(self, settings: CacheConfig, rank: int) -> None:
         self.settings = settings
         self._rank = rank
         self._secret = settings.secret
@@ -218,7 +220,7 @@ class Sharing:
         """See `Holdings`."""
         self._clears.heard(renewed, began)
 
-    # --- What the controller is told: see `kvferry.membership.Holdings` ---
+    # --- What the controller is told: see `kvferry.sharing.membership.Holdings` ---
 
     def identities(self) -> Sequence[HeldIdentity]:
         """Of the caches that take part."""
@@ -394,3 +396,22 @@ def _of_rank(name: str, ports: Sequence[int], rank: int) -> int:
 
 def _name(peer: Peer) -> str:
     return f"{peer.instance}/{peer.rank}" if peer.rank else peer.instance
+
+
+def work_of(every: Iterable[CacheMetrics]) -> WorkDone:
+    """The sum of what each engine has counted."""
+    requested, saved_s = 0.0, 0.0
+    tokens: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for metrics in every:
+        wanted, saved, hit_tokens, hit_bytes = metrics.counted(*_COUNTERS)
+        requested += sum(wanted.values())
+        saved_s += sum(saved.values())
+        for tier, count in hit_tokens.items():
+            tokens[tier] += int(count)
+        for tier, count in hit_bytes.items():
+            size[tier] += int(count)
+    # In an order in which what does not fit once never comes back: it would be counted anew.
+    named = sorted((tier for tier in tokens if tokens[tier]), key=lambda t: (t[:5] == "peer ", t))
+    hits = tuple(Hits(tier, tokens[tier], size[tier]) for tier in named[:HITS_MAX])
+    return WorkDone(int(requested), float(saved_s), hits)

@@ -7,6 +7,10 @@ A peer is one more store to the cache: it is asked at the same moment as the oth
 view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
 checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
 
+The node of a peer has the mark of clears for everybody of each identity that it lends
+(`PeerMark`): it is asked for the mark twice a second, without anybody waiting. Nothing is written
+there: a peer that has an older mark reads ours.
+
 Threads: any.
 """
 
@@ -14,28 +18,108 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.socket_folder import node_address
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier, space_of
 from kvferry.cache.tiered_cache import TieredCache
-from kvferry.config import ClientConfig
-from kvferry.config.peers import PeerSettings
+from kvferry.chunks.generation import Mark
+from kvferry.client.batch import Status
+from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.remote_sources import Address
 from kvferry.config.url import is_loopback
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.sharing.membership import Peer
-from kvferry.sharing.node.lending import USER
-from kvferry.sharing.peers.peer_mark import PeerMark
+from kvferry.sharing.peers.lending import USER
 
-__all__ = ["PeerTier", "Peers", "client_of", "open_peer"]
+__all__ = ["PeerMark", "PeerTier", "Peers", "client_of", "open_peer"]
 
 _log = logging.getLogger("kvferry.cache")
 
 _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
+_MARK_EVERY_S = 0.5
+_MARK_TIMEOUT_S = 1.0
+_DEAF_S = 3.0  # a node that says no mark for so long knows of none
+
+
+class PeerMark:
+    """What one peer says of clears for everybody: a `MarkSource`; no call waits.
+
+    Args:
+        connector: To the peer.
+        newest: Of the cache.
+
+    Attributes:
+        said: What it said last; None: nothing yet.
+    """
+
+    def __init__(self, connector: PeerConnector, newest: NewestMark) -> None:
+        self.said: Mark | None = None
+        self._connector = connector
+        self._newest = newest
+        self._lock = threading.Lock()
+        self._asked: float | None = None  # since when an answer is owed
+        self._ask_at = 0.0
+        self._tried_at = float("-inf")
+        self._nothing_since = float("inf")  # since when its node says no mark
+        newest.follow(self)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether its node has said for seconds that there is no mark. (One that begins or ends has
+        none for a moment.)"""
+        return time.monotonic() - self._nothing_since > _DEAF_S
+
+    def heard_since(self, moment: float) -> bool:
+        """See `MarkSource`."""
+        self.listen()
+        return self._tried_at >= moment
+
+    def ask_soon(self) -> None:
+        """See `MarkSource`."""
+        self._ask_at = 0.0
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear what was answered, and ask when it is time."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody does it
+        heard: Mark | None = None
+        try:
+            with suppress(KVFerryError):  # it is being closed, or has too much to do
+                heard = self._heard()
+                now = time.monotonic()
+                if self._asked is None and now >= self._ask_at:
+                    self._ask_at = now + _MARK_EVERY_S
+                    self._connector.ask_mark(_MARK_TIMEOUT_S)
+                    self._asked = now
+        finally:
+            self._lock.release()
+        if heard is not None:
+            self._newest.heard(heard)
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        self._newest.leave(self)
+
+    def _heard(self) -> Mark | None:
+        found = self._connector.said_mark() if self._asked is not None else None
+        if found is None or self._asked is None:
+            return None
+        self._tried_at, self._asked = self._asked, None
+        status, value = found
+        nothing = status is Status.MISS
+        self._nothing_since = min(self._nothing_since, self._tried_at) if nothing else float("inf")
+        if status is not Status.OK:
+            return None
+        self.said = Mark.decode(value)
+        return self.said
 
 
 class PeerTier(StoreTier):
@@ -94,7 +178,7 @@ def open_peer(
     return tier
 
 
-def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientConfig:
+def client_of(settings: CacheConfig, secret: str, address: Address) -> ClientConfig:
     """How the node of another instance is reached.
 
     Without a secret and certificates a port of this host may be anybody's, who would be believed.

@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import MARK_BYTES, Mark
 from kvferry.sharing.membership import Renewed, Reporter
-from kvferry.sharing.node.lending import LendingNode
+from kvferry.sharing.peers.lending import LendingNode
 from kvferry.sharing.peers.peer_tier import Peers
 
 __all__ = ["Joined", "SharedClears"]
@@ -40,7 +40,7 @@ class Joined:
         identity, prefix: Of its chunks.
     """
 
-    def __init__(self, newest: Newest, identity: bytes, prefix: str) -> None:
+    def __init__(self, newest: NewestMark, identity: bytes, prefix: str) -> None:
         self.newest = newest
         self.identity = identity
         self.prefix = prefix
@@ -51,7 +51,7 @@ class Joined:
 
 
 class SharedClears:
-    """See the module, and `kvferry.cache.store.newest.MarkSource`, which this is for the
+    """See the module, and `kvferry.cache.store.newest_mark.MarkSource`, which this is for the
     controller.
 
     Args:
@@ -75,7 +75,7 @@ class SharedClears:
         one.newest.follow(self)
         self._say(one)
 
-    def leave(self, newest: Newest) -> None:
+    def leave(self, newest: NewestMark) -> None:
         """A cache ends."""
         newest.leave(self)
         self._joined = tuple(one for one in self._joined if one.newest is not newest)
@@ -91,7 +91,7 @@ class SharedClears:
         self._reporter.tell_soon()
 
     def heard(self, renewed: Sequence[Renewed], began: float) -> None:
-        """See `kvferry.membership.Holdings`."""
+        """See `kvferry.sharing.membership.Holdings`."""
         for each in renewed:
             for one in self._joined:
                 if one.identity == each.identity:

@@ -3,6 +3,6 @@
 """
 
 from kvferry.testing.suite.damage import *  # noqa: F403
-from kvferry.testing.suite.store import *  # noqa: F403
+from kvferry.testing.suite.inventory import *  # noqa: F403
 from kvferry.testing.suite.values import *  # noqa: F403
 from kvferry.testing.suite.waiting import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Where the blocks of a vLLM cache lie, read from shapes and strides.
+"""How the blocks of a vLLM cache lie in memory, read from shapes, strides and attention backends.
 
 A chunk holds the engine's own bytes, nothing converted. Its axes have a name, outermost first, in
 which every letter is an axis:
@@ -20,23 +20,45 @@ which every letter is an axis:
 An axis that lies outside of the blocks in memory (K or H above) is outside of them in the chunk
 too, so that every run of bytes is as long as it can be. An axis of length 1 is no axis, but for B.
 
-What the letters say about the inside of a block is what the engine says. Its kernels may have ways
-of their own there; see `kvferry.integrations.vllm.blocks.kernels`.
+The letters are what the shape says. The kernels of most attention backends keep a block so; others
+order its numbers as their instructions want them, whatever shape the tensor has. With vLLM's kernel
+"vec" for CPUs the keys of a head are [dim, token] and behind them its values [token, dim], also
+where the tensor is [B, H, N, 2D]; which kernel runs depends on the processor, the element type and
+the length of a block. So bytes of one machine may mean something else on another machine, and the
+name of such a kernel (`kernel_name`) is part of the name of a layout, and with it of the identity.
+What is said here of CPUs is checked with real engines against KV that was computed without them.
 
-Nothing here needs torch: what has `shape` and `stride()` can be read.
+Nothing of torch is imported to read a layout: what has `shape` and `stride()` can be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvferry.base.errors import UsageError
+from kvferry.integrations.vllm.versions import vllm_version
 
-__all__ = ["BlockLayout", "Region", "read_layout"]
+__all__ = ["BlockLayout", "Region", "kernel_name", "read_layout"]
+
+# Backends that keep a block as its axes say; they can read what another one of them has written.
+_PLAIN_BACKENDS = frozenset(
+    {
+        "CPU_MLA",
+        "CUTLASS_MLA",
+        "FLASHINFER",
+        "FLASHINFER_MLA",
+        "FLASHMLA",
+        "FLASH_ATTN",
+        "FLASH_ATTN_MLA",
+        "FLEX_ATTENTION",
+        "TRITON_ATTN",
+        "TRITON_MLA",
+    }
+)
 
 
 class Region(NamedTuple):
@@ -186,3 +208,38 @@ def _runs(inner: Sequence[_Axis], itemsize: int) -> tuple[int, int, int] | None:
 def _offsets(outer: Sequence[_Axis]) -> list[int]:
     steps = (range(0, axis.size * axis.stride, axis.stride) for axis in outer)
     return [sum(offsets) for offsets in product(*steps)]
+
+
+def kernel_name(vllm_config: Any, spec: Any, layers: Iterable[str]) -> str:
+    """The kernels that write the KV of some layers; "" if they do as the axes say.
+
+    Args:
+        vllm_config: Of the engine, whose model is loaded.
+        spec: Of the layers: has ``block_size`` and ``head_size``.
+        layers: Their names.
+    """
+    modules = getattr(vllm_config.compilation_config, "static_forward_context", {})
+    backends: list[Any] = [getattr(modules.get(layer), "attn_backend", None) for layer in layers]
+    if not backends or None in backends:
+        return f"vllm-{vllm_version()}"  # not known: only engines of one version share
+    names = {str(backend.get_name()) for backend in backends} - _PLAIN_BACKENDS
+    found = [_cpu_kernel(vllm_config, spec) if name == "CPU_ATTN" else name for name in names]
+    return "+".join(sorted(found)).lower()
+
+
+def _cpu_kernel(vllm_config: Any, spec: Any) -> str:
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        return str(
+            _get_attn_isa(
+                vllm_config.model_config.dtype,
+                spec.block_size,
+                spec.head_size,
+                vllm_config.cache_config.cache_dtype,
+            )
+        )
+    except (ImportError, TypeError):  # a version that has another way to choose one
+        import torch
+
+        return f"cpu-{vllm_version()}-{torch.backends.cpu.get_cpu_capability()}"

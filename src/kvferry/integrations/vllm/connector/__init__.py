@@ -1,7 +1,7 @@
 """Where vLLM finds our connectors by name.
 
 `KvferryConnector` caches in vLLM's own processes (`in_process`), `KvferryMPConnector` in a cache
-server (`mp`). `KvferryTierConnector` is vLLM's own with our tier, in `tier.tier_connector`.
+server (`mp`). `KvferryTierConnector` is vLLM's own with our tier, in `tier`.
 
 The names need vLLM, which is imported with the first of them.
 """

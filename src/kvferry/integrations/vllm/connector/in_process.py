@@ -38,7 +38,7 @@ from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.settings import PREFIX, read_settings
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
-from kvferry.integrations.vllm.logs import show_logs
+from kvferry.integrations.vllm.plugin import show_logs
 from kvferry.integrations.vllm.versions import need
 
 __all__ = ["ConnectorMetadata", "KvferryConnector"]

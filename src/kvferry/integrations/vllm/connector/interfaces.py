@@ -100,7 +100,7 @@ class Finder(Protocol):
 
 
 class Copier(Protocol):
-    """Moves blocks between an engine's tensors and chunks; see `blocks.BlockCopier`.
+    """Moves blocks between an engine's tensors and chunks; see `BlockCopier` (`blocks.copier`).
 
     A chunk is as many blocks as there are block ids for each page. In `scatter` an id below 0 says
     that this block of the chunk is not wanted.

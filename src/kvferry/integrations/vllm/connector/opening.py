@@ -17,8 +17,8 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike
 from kvferry.config.integrations import VllmConnectorSettings
-from kvferry.integrations.vllm.blocks.blocks import BlockCopier
-from kvferry.integrations.vllm.blocks.kernels import kernel_name
+from kvferry.integrations.vllm.blocks.copier import BlockCopier
+from kvferry.integrations.vllm.blocks.layouts import kernel_name
 from kvferry.integrations.vllm.connector.affinity import (
     all_processors,
     thread_start,

@@ -31,7 +31,7 @@ from kvferry.chunks.pool import Page, PagePool
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
-from kvferry.integrations.vllm.blocks.block_access import BlockAccess
+from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
 from kvferry.integrations.vllm.connector.interfaces import Backend, Copier, SaveJob
 

@@ -1,9 +1,9 @@
 """The half of a connector beside the scheduler: what to load for which request, what to save when.
 
 It is asked by vLLM's scheduler, in its thread, and does not make it wait: how much of a prompt is
-there is found out in threads (`questions`), and until that is known the answer is "ask again". It
-counts in chunks of `chunk_size` tokens, which are whole blocks of the engine's. What it reports are
-whole blocks, and vLLM always computes the last token of a prompt.
+there is found out in threads (`lookup_threads`), and until that is known the answer is "ask again".
+It counts in chunks of `chunk_size` tokens, which are whole blocks of the engine's. What it reports
+are whole blocks, and vLLM always computes the last token of a prompt.
 
 A request's life:
 

@@ -21,9 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from kvferry.integrations.vllm.connector.counts import COUNTS
-from kvferry.integrations.vllm.series import unregister_series
+from kvferry.metrics.cache import cache_families
+from kvferry.metrics.collector import unregister_series
 from kvferry.metrics.deltas import add_deltas, observations
-from kvferry.metrics.families import cache_families
 
 __all__ = ["DELTAS", "KvferryPromMetrics", "KvferryStats"]
 

@@ -31,7 +31,7 @@ from kvferry.cache.status_socket import StatusSocket
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
-from kvferry.integrations.vllm.blocks.block_access import BlockAccess
+from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
 from kvferry.integrations.vllm.connector.interfaces import Backend, Copier, LoadJob, Work
 from kvferry.integrations.vllm.connector.saver import Saver

@@ -1,6 +1,6 @@
 """`TierCore`: a tier between vLLM's pinned memory and a store, without anything of vLLM.
 
-It is what `KvferryTier` (`kvferry.integrations.vllm.tier.secondary_tier`) translates to and from
+It is what `KvferryTier` (`secondary_tier`) translates to and from
 vLLM's words:
 
     core.lookup(request, key) -> bool | None      in a step, key by key

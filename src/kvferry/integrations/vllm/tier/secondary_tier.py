@@ -35,7 +35,6 @@ from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.series import unregister_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess
 from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
 from kvferry.integrations.vllm.tier.sources import Sources
@@ -54,6 +53,7 @@ from kvferry.integrations.vllm.tier.tier_steps import TierSteps
 from kvferry.integrations.vllm.tier.tier_threads import in_the_background
 from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from kvferry.integrations.vllm.versions import need
+from kvferry.metrics.collector import unregister_series
 
 need("tier")
 

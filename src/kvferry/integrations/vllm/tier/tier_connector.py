@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvferry.base.errors import ConfigError
-from kvferry.integrations.vllm.logs import show_logs
 from kvferry.integrations.vllm.lora_adapters import Adapters, LoadedAdapter, watch
+from kvferry.integrations.vllm.plugin import show_logs
 from kvferry.integrations.vllm.tier.tier_identity import TierEngine
 from kvferry.integrations.vllm.versions import need
 

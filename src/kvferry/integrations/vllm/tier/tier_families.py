@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvferry.metrics.families import cache_families
+from kvferry.metrics.cache import cache_families
 
 __all__ = ["FAMILIES", "STORE_AVAILABLE", "increases"]
 

@@ -26,8 +26,7 @@ from typing import Any
 
 from kvferry.base.errors import ConfigError
 from kvferry.chunks.keys import describe_identity
-from kvferry.integrations.vllm.identity import kv_dtype, model_identity, plain_text
-from kvferry.integrations.vllm.platform import platform_fields
+from kvferry.integrations.vllm.identity import kv_dtype, model_identity, plain_text, platform_fields
 from kvferry.integrations.weights import is_known
 
 __all__ = [
@@ -45,7 +44,7 @@ CONNECTOR = "KvferryTierConnector"
 
 # Of what lies in a row; another number makes old rows misses.
 _FORMAT = 1
-_MODULE = "kvferry.integrations.vllm.tier.tier_connector"
+_MODULE = "kvferry.integrations.vllm.tier"
 _SPECS = ("TieringOffloadingSpec", "KvferryTieringSpec")  # the connector finds out which
 _HIDDEN = "***"
 _SECRET = re.compile(r"(\w+_)?(password|secret|token)|params")

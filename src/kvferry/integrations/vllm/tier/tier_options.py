@@ -1,6 +1,6 @@
 """The options of a tier, as they stand in vLLM's ``secondary_tiers``.
 
-    {"type": "KvferryTier", "module_path": "kvferry.integrations.vllm.tier.secondary_tier",
+    {"type": "KvferryTier", "module_path": "kvferry.integrations.vllm.tier",
      "url": "redis://cache-1:6379", "connections": 8, "lookup_timeout_ms": 40}
 
 Where the store is: `url` (``redis://``, ``resp://``, ``valkey://``, ``rediss://``, with

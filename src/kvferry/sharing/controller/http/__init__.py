@@ -1,10 +1,10 @@
 """HTTP of the controller.
 
 make_app      routes                                            app.py
-asking        prompts and instances that a body names           asking.py
-views         what there is, and where what is                  views.py
-actions       what instances are asked to do: jobs and pins     actions.py
+prompts       prompts and instances that a body names           prompts.py
+views         what there is, what is where, and the metrics     views.py
+usage         what instances have done, what fills their memory usage.py
+actions       jobs, pins and quotas                             actions.py
 lmcache       the routes of LMCache's controller                lmcache.py
-metrics       series for Prometheus                             metrics.py
-answers       what they answer, as types                        answers.py
+answers       what all of them answer, as types                 answers.py
 """

@@ -1,4 +1,4 @@
-"""What instances are asked to do: jobs, and pins, which are jobs that can be undone.
+"""What HTTP changes: jobs of instances, pins, which are jobs that can be undone, and quotas.
 
 An instance says which actions it takes when it registers. What it does not take, and what nobody
 takes, is answered with 501 and a sentence, never with a success that is none.
@@ -14,20 +14,31 @@ from functools import partial
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from kvferry.base.errors import UsageError
+from kvferry.base.received import Line, Name
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
 from kvferry.http.waits import AnswerLater
 from kvferry.sharing.controller.controller import Controller
-from kvferry.sharing.controller.http.answers import JobRows, PinRow, PinRows
-from kvferry.sharing.controller.http.asking import AskedPrompt, PromptBody, asked, instance_of
+from kvferry.sharing.controller.http.answers import JobRows, PinRow, PinRows, QuotaRow, QuotaRows
+from kvferry.sharing.controller.http.prompts import AskedPrompt, PromptBody, asked, instance_of
 from kvferry.sharing.controller.jobs import Job, JobRow, Step
 from kvferry.sharing.controller.members import Member
-from kvferry.sharing.membership.messages import Command
+from kvferry.sharing.controller.quotas import SetQuota
+from kvferry.sharing.membership.messages import Command, Quota
 
-__all__ = ["Actions", "JobBody", "PinBody", "no_such"]
+__all__ = [
+    "Actions",
+    "JobBody",
+    "PinBody",
+    "QuotaBody",
+    "no_such",
+    "put_quota",
+    "quotas",
+    "remove_quota",
+]
 
 _ACTIONS = ("clear", "copy", "delete", "move", "pin", "prefetch", "unpin")
 _PINS_MAX = 10_000
@@ -59,7 +70,7 @@ class _SetPin:
 
 
 class Actions:
-    """Threads: any.
+    """Jobs and pins. Threads: any.
 
     Args:
         controller: Whose instances.
@@ -233,3 +244,44 @@ def _job_of(body: PinBody, action: str) -> JobBody:
 def no_such(action: str) -> CallError:
     """That nobody does this."""
     return CallError(501, "unsupported", f"{action} is not done here: chunks stay as they are")
+
+
+class QuotaBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What an instance may hold."""
+
+    instance: Name
+    bytes: Annotated[int, Meta(ge=0, le=1 << 62, description="Of each of its processes.")]
+    model: Annotated[Line, Meta(description="Of its chunks; empty: of all models together.")] = ""
+
+
+# --- Quotas ---
+
+
+def quotas(controller: Controller) -> QuotaRows:
+    """What instances may hold in memory."""
+    return {"quotas": [_shown_quota(one) for one in controller.quotas.all()]}
+
+
+def put_quota(controller: Controller, body: QuotaBody) -> QuotaRow:
+    """Limit what an instance holds in memory; the one of the same model is replaced."""
+    instance_of(controller, body.instance)
+    return _shown_quota(controller.quotas.put(body.instance, Quota(body.bytes, body.model)))
+
+
+def remove_quota(controller: Controller, body: ById) -> QuotaRow:
+    """Remove a quota."""
+    one = controller.quotas.remove(body.id)
+    if one is None:
+        raise CallError(404, "quota", "there is no quota with this id")
+    return _shown_quota(one)
+
+
+def _shown_quota(one: SetQuota) -> QuotaRow:
+    quota = one.quota
+    return {
+        "id": one.id,
+        "instance": one.instance,
+        "model": quota.model,
+        "bytes": quota.bytes,
+        "since": one.since,
+    }

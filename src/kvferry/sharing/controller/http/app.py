@@ -19,9 +19,9 @@ from starlette.types import ASGIApp
 from kvferry.http.answers import CallError
 from kvferry.http.routes import Alive, Api
 from kvferry.sharing.controller.controller import Controller
-from kvferry.sharing.controller.http import lmcache, quotas, usage, views
-from kvferry.sharing.controller.http.actions import Actions
-from kvferry.sharing.controller.http.metrics import metrics_text
+from kvferry.sharing.controller.http import lmcache, usage, views
+from kvferry.sharing.controller.http.actions import Actions, put_quota, quotas, remove_quota
+from kvferry.sharing.controller.http.views import metrics_text
 from kvferry.sharing.controller.page.routes import OPEN, PageRoutes
 
 __all__ = ["make_app"]
@@ -66,8 +66,8 @@ def make_app(controller: Controller) -> ASGIApp:
     api.call("/v1/jobs/{id}", GET=actions.one)
     api.call("/v1/pins", GET=actions.pins, POST=actions.pin)
     api.call("/v1/pins/{id}", DELETE=actions.unpin)
-    api.call("/v1/quotas", table="quotas", GET=quotas.quotas, PUT=quotas.put)
-    api.call("/v1/quotas/{id}", DELETE=quotas.remove)
+    api.call("/v1/quotas", table="quotas", GET=quotas, PUT=put_quota)
+    api.call("/v1/quotas/{id}", DELETE=remove_quota)
     api.plain("/v1/events", streams.open, str, "text/event-stream")
     for path, call in lmcache.ROUTES.items():
         api.call(path, POST=as_lmcache(call))

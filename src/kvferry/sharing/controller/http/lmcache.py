@@ -20,7 +20,7 @@ from kvferry.http.bodies import Tokens
 from kvferry.http.waits import AnswerLater
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http.actions import Actions, JobBody, no_such
-from kvferry.sharing.controller.http.asking import PromptBody, asked, instance_of
+from kvferry.sharing.controller.http.prompts import PromptBody, asked, instance_of
 from kvferry.sharing.controller.http.views import LookupBody
 from kvferry.sharing.controller.http.views import lookup as looked_up
 from kvferry.sharing.controller.jobs import Job

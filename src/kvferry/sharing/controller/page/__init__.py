@@ -5,8 +5,7 @@ shell         what stands around a view                        shell.py
 overview      hits, prefill saved, memory, alarms              overview.py
 tables        processes, prefixes, transfers, memory, events   tables.py
 actions       explain, jobs and pins                           actions.py
-parts         what views share                                 parts.py
+elements      HTML elements, tables, tiles, and what a view is elements.py
 figures       numbers and charts                               figures.py
-html          elements, escaped                                html.py
 assets/       our style and script; the libraries come to lib/ when the package is built
 """

@@ -17,8 +17,7 @@ from kvferry.sharing.controller.http.answers import PinRow
 from kvferry.sharing.controller.http.usage import WindowQuery
 from kvferry.sharing.controller.jobs import JobRow
 from kvferry.sharing.controller.page import figures
-from kvferry.sharing.controller.page.html import Html, el, joined
-from kvferry.sharing.controller.page.parts import Column, Query, chosen, table
+from kvferry.sharing.controller.page.elements import Column, Html, Query, chosen, el, joined, table
 
 __all__ = ["ActionViews", "prompt_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from kvferry.sharing.controller.page.html import Html, el
+from kvferry.sharing.controller.page.elements import Html, el
 
 __all__ = ["ago", "bar", "chart", "clock", "count", "duration", "rate", "share", "size", "stack"]
 

@@ -9,8 +9,7 @@ from kvferry.sharing.controller.http import views
 from kvferry.sharing.controller.http.answers import ClusterReport, WorkReport
 from kvferry.sharing.controller.http.usage import WindowQuery
 from kvferry.sharing.controller.page import figures
-from kvferry.sharing.controller.page.html import Html, el
-from kvferry.sharing.controller.page.parts import Query, tile
+from kvferry.sharing.controller.page.elements import Html, Query, el, tile
 from kvferry.sharing.controller.page.tables import events_table
 from kvferry.sharing.controller.traffic import HELD_S, MEMORY, PEER, DoneTransfer
 

@@ -26,8 +26,7 @@ from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http.actions import Actions
 from kvferry.sharing.controller.page import overview, tables
 from kvferry.sharing.controller.page.actions import ActionViews
-from kvferry.sharing.controller.page.html import Html, el
-from kvferry.sharing.controller.page.parts import PageView
+from kvferry.sharing.controller.page.elements import Html, PageView, el
 from kvferry.sharing.controller.page.shell import document, live
 
 __all__ = ["OPEN", "PageRoutes"]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from kvferry import __version__
-from kvferry.sharing.controller.page.html import Html, el, joined
+from kvferry.sharing.controller.page.elements import Html, PageView, Query, el, joined
 from kvferry.sharing.controller.page.overview import WINDOWS
-from kvferry.sharing.controller.page.parts import PageView, Query
 
 __all__ = ["document", "live"]
 

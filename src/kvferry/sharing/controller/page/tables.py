@@ -8,8 +8,7 @@ from typing import Any
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http import usage, views
 from kvferry.sharing.controller.page import figures
-from kvferry.sharing.controller.page.html import Html, el, joined
-from kvferry.sharing.controller.page.parts import Column, Query, chosen, table
+from kvferry.sharing.controller.page.elements import Column, Html, Query, chosen, el, joined, table
 
 __all__ = ["events", "events_table", "memory", "nodes", "prefixes", "transfers"]
 

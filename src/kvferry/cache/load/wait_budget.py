@@ -1,0 +1,367 @@
+"""Until when one request waits for its cache.
+
+A request may wait for three things: for a store to say what it has (`WaitBudget.answer_until`), for
+chunks that another request is bringing (`until`), and for a load of its own (`goes_on`). One bound
+is behind all three. A request that has waited ``t`` and holds ``k`` tokens of its prefix has its
+first token at ``t`` plus the time of computing the rest. Without a cache it would have it after
+`alone_s`: the time of what the engine computes before it, and of all its tokens that were not in
+memory. What it is later than that is its *loss*. Each request may lose a share of `alone_s`, and
+more as far as the account of all requests lends it (`kvferry.cache.cost.patience`).
+
+So a request that holds nothing leaves after a twentieth of the time of computing, and one that
+holds half of its prefix may wait for half of that time: a load that stalls at once is left early,
+and one that stalls late has paid for its wait already.
+
+Requests that wait at the same time share their store. The first of them would seem to lose as soon
+as its load takes longer than computing it alone; but if it left, the engine would compute it before
+all others. So while bytes flow, a load is also compared with `together_s`: when the request would
+be done if none of those that wait with it had a cache (decision 0026).
+
+Every constant says what it bounds and names what fails without it: T is
+``tests/unit/test_cache_patience.py``, C ``test_cache_cost.py``, G ``test_cache_together.py``. How
+the values were found is told in decision 0012.
+
+Units: seconds, tokens. Moments are those of ``time.monotonic``. Threads: those of one request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvferry.cache.cost.patience import OWN_LOSS_SHARE, Place
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.flow import Flow
+from kvferry.cache.store.tier import Tier
+
+__all__ = ["NOTHING_KNOWN", "Expected", "RunningLoad", "StoreTimes", "WaitBudget"]
+
+# --- What was measured ---
+
+# How many times what a store was measured to take it is waited for: measurements scatter.
+EXPECTED_FACTOR = 1.25
+# The largest share of `together_s` that a load may be expected to take and still be given that
+# time: above it loading gains less than the measurement is uncertain by.
+WORTH_SHARE = 0.95
+
+# --- Answers ---
+
+# An answer is waited for as long as so many times what it mostly takes, or this share of
+# `together_s` if that is longer: what takes many times as long will hardly come at all.
+LATE_ANSWER_FACTOR, LATE_ANSWER_SHARE = 4.0, 0.1
+# The share of `together_s` for the first answer of all, of which nobody knows how long it takes.
+FIRST_ANSWER_SHARE = 0.25
+
+# --- Loads of which nothing can be said yet ---
+
+# The share of `alone_s` that may be lost by waiting for a first byte, where the account has that
+# much: a store may have moved away, and takes longer once.
+FIRST_BYTE_SHARE = 0.5
+# A store that was never measured lags if less than the inverse of this has come of what should
+# have, for all to come within `alone_s`...
+LAG_FACTOR = 4
+# ... which is not said before this share of `alone_s` has passed,
+LAG_SEEN_SHARE = 0.1
+# behind as many round trips, in which TCP begins.
+TCP_BEGINS_ROUND_TRIPS = 4
+
+# --- Loads that flow ---
+
+# The share of `alone_s` for which bytes are seen before they say how fast they come: in lumps.
+LUMPS_SHARE = 0.1
+# How wrong the speed seen so far may be, as a share of `alone_s`.
+SPEED_DOUBT_SHARE = 0.05
+# The end of a load is in sight if the request is done within this share of what computing takes, at
+# the speed of late...
+IN_SIGHT_SHARE = 0.8
+# ... and it is waited for as long as leaving at that moment would lose no more than this share.
+IN_SIGHT_LOSS_SHARE = 0.15
+# Bytes still come if the last ones are no older than this share of `alone_s`, and than this.
+PAUSE_SHARE, PAUSE_S = 0.1, 0.25
+
+# --- Looks ---
+
+# How often a running load is looked at, as a share of `alone_s`, the least and the most: a look
+# takes half a millisecond of a core that the bytes need too.
+LOOK_SHARE, LOOK_S, LOOK_S_MAX = 0.01, 0.005, 0.02
+# The same where nobody knows what computing takes, so that nothing is cut; the most is also that of
+# all loads, where many wait.
+IDLE_LOOK_S, IDLE_LOOK_S_MAX = 0.05, 0.5
+# Where more loads than these wait at a time, each of them is looked at less often, so that all of
+# them together leave the processor to those who have work (tests/unit/test_cache_looks.py).
+LOOKED_AT = 4
+
+
+class Expected(NamedTuple):
+    """When a load should bring something, counted from the beginning of the request.
+
+    Attributes:
+        first_s: Its first chunks; 0: nothing was measured.
+        all_s: All of it.
+    """
+
+    first_s: float = 0.0
+    all_s: float = 0.0
+
+
+NOTHING_KNOWN = Expected()
+
+
+class StoreTimes(NamedTuple):
+    """What asking a store and loading from it is expected to take.
+
+    Attributes:
+        wins: How many seconds to wait for each that an answer can save; see `Odds`.
+        question_s: How long an answer mostly takes; 0: nobody knows.
+        load_s: Loading all that is asked for.
+        first_s: Loading the first chunks of it.
+    """
+
+    wins: float
+    question_s: float
+    load_s: float
+    first_s: float
+
+
+@dataclass
+class RunningLoad:
+    """A load that goes on, as far as `WaitBudget.goes_on` looks at it.
+
+    Attributes:
+        tier: The store of its first chunks.
+        flow: What has come, and how fast.
+        expected: When something should have.
+        goal: Tokens of the prefix with all of it.
+        held: Tokens of the prefix that stay if the load is left now.
+        begun: The same with what has come of chunks that are not whole.
+        lags: Whether far too little had come when that was asked last.
+    """
+
+    tier: Tier
+    flow: Flow
+    expected: Expected
+    goal: int = 0
+    held: int = 0
+    begun: int = 0
+    lags: bool = False
+
+
+@dataclass(frozen=True)
+class WaitBudget:
+    """See the module.
+
+    Attributes:
+        total_tokens: Of the prompt.
+        memory_tokens: Tokens of its prefix that were in memory when the request began.
+        prefill: What computing takes; if that knows nothing, `deadline` is the only limit.
+        began: The moment at which the request began.
+        deadline: The caller's limit, a moment.
+        queued_s: What the engine computes before this request, by its own account.
+        allowance_s: What this request may lose, by the account; None: its own share.
+        place: Among those that wait with it; None: it is alone.
+    """
+
+    total_tokens: int
+    memory_tokens: int
+    prefill: PrefillModel
+    began: float
+    deadline: float
+    queued_s: float = 0.0
+    allowance_s: float | None = None
+    place: Place | None = None
+
+    # --- What computing takes ---
+
+    @property
+    def alone_s(self) -> float:
+        """When the request is done without a load, counted from its beginning."""
+        return self.queued_s + self.rest_s(self.memory_tokens)
+
+    @property
+    def queue_s(self) -> float:
+        """What is computed before this request if none of those that wait with it has a load."""
+        return self.queued_s if self.place is None else max(self.queued_s, self.place.most_s)
+
+    @property
+    def together_s(self) -> float:
+        """When the request is done if none of those that wait with it, nor itself, has a load."""
+        return self.queue_s + self.rest_s(self.memory_tokens)
+
+    def rest_s(self, tokens: int) -> float:
+        """Time of computing what is behind `tokens`."""
+        return self.prefill.predict_s(self.total_tokens, tokens)
+
+    def gain_s(self, tokens: int, goal: int, remaining_s: float) -> float:
+        """What waiting `remaining_s` for `goal` tokens saves against stopping with `tokens`."""
+        if not self.prefill.known:
+            return float("inf")
+        return self.rest_s(tokens) - self.rest_s(goal) - remaining_s
+
+    def loss_s(self, tokens: int, now: float) -> float:
+        """How much later than without a cache a request is that stops now with `tokens`."""
+        return max(0.0, now - self.began + self.rest_s(tokens) - self.together_s)
+
+    # --- Answers ---
+
+    def answer_until(self, tokens: int, goal: int, store: StoreTimes) -> float:
+        """Until when to wait for a store to say what it has behind `tokens`.
+
+        It is `began` where no answer can pay: where the first bytes mostly come later than what
+        this request may lose.
+
+        Args:
+            tokens: Tokens of the prefix that are there.
+            goal: As many as would be if the store had everything.
+            store: What it is expected to take.
+        """
+        together_s, question_s = self.together_s, store.question_s
+        done_s = question_s + store.load_s
+        saving_s = self.gain_s(tokens, goal, max(0.0, done_s - self.queue_s))
+        loss_s = min(store.wins * saving_s, self._loss_s_max)
+        first_s = store.first_s
+        if done_s + self.rest_s(goal) < IN_SIGHT_SHARE * together_s:
+            first_s = min(first_s, question_s)  # bytes that flow are enough: see `_is_in_sight`
+        patient_s = (question_s + first_s) * EXPECTED_FACTOR
+        if saving_s <= 0 or (question_s and patient_s > self.queued_s + loss_s):
+            return self.began
+        share = LATE_ANSWER_SHARE if question_s else FIRST_ANSWER_SHARE
+        late_s = max(LATE_ANSWER_FACTOR * question_s, share * together_s)
+        return min(self.deadline, self.began + self.queued_s + min(loss_s, late_s))
+
+    # --- Chunks ---
+
+    def until(
+        self, tokens: int, expected: Expected = NOTHING_KNOWN, *, bytes_come: bool = True
+    ) -> float:
+        """The moment at which a request that holds `tokens` of its prefix stops waiting.
+
+        Args:
+            tokens: Whole chunks.
+            expected: When something should come of what is waited for.
+            bytes_come: They are seen to; until they are, nobody knows how fast the store is now.
+        """
+        if not self.prefill.known:
+            return self.deadline
+        wait_s = self._wait_s(tokens, OWN_LOSS_SHARE if bytes_come else FIRST_BYTE_SHARE)
+        patient_s = EXPECTED_FACTOR * expected.first_s
+        is_worth_it = expected.all_s <= WORTH_SHARE * self.together_s
+        if is_worth_it and patient_s <= self.queued_s + self._loss_s_max:
+            wait_s = max(wait_s, patient_s)
+        return min(self.deadline, self.began + wait_s)
+
+    def goes_on(self, load: RunningLoad, now: float) -> bool:
+        """Whether to go on waiting for a load that runs.
+
+        It goes on while one of these is so, and is cut when none is:
+
+        1. It is not known yet how fast bytes come, and the moment is not over at which something
+           should have come (`until`).
+        2. They come as fast as they were expected to, within what the account has.
+        3. That moment is not over, and the rest takes hardly longer than computing it.
+        4. It is over, but the end of the load is in sight, or that of all loads of the store.
+        """
+        flow, left_s = load.flow, load.flow.remaining_s()
+        lags = not load.tier.measured and self._lags(load, now)
+        expected = NOTHING_KNOWN if lags else load.expected
+        bytes_come = lags or left_s is not None  # one that lags gets no time to begin
+        until = self.until(load.held, expected, bytes_come=bytes_come)
+        if left_s is None and now >= until and flow.share() and expected.all_s:
+            # Bytes come, but behind those of other loads: nothing of this one is whole.
+            left_s = self.began + expected.all_s - now
+        if left_s is None:
+            return now < until
+        loaded_s = now - self.began + left_s
+        if self._comes_as_expected(load, expected, loaded_s, now):
+            return True
+        if now < until:
+            return flow.seen_s() < LUMPS_SHARE * self.alone_s or self._is_quicker(load, left_s, now)
+        return self._is_in_sight(load, loaded_s, now) or (
+            self._moves(flow) and self._all_are_in_sight(load, loaded_s, left_s, now)
+        )
+
+    def look_s(self, waiting: int) -> float:
+        """After how long to look at a running load again, where so many wait."""
+        many = max(1.0, waiting / LOOKED_AT)
+        if not self.prefill.known:
+            return min(IDLE_LOOK_S_MAX, IDLE_LOOK_S * many)
+        look_s = min(LOOK_S_MAX, max(LOOK_S, LOOK_SHARE * self.alone_s))
+        return min(IDLE_LOOK_S, look_s * many)
+
+    # --- The rules of `goes_on` ---
+
+    def _lags(self, load: RunningLoad, now: float) -> bool:
+        """Whether a store that was never measured sends so slowly that nothing is to be hoped."""
+        alone_s, flow = self.alone_s, load.flow
+        waited_s = now - flow.began - TCP_BEGINS_ROUND_TRIPS * load.tier.round_trip_s()
+        load.lags = waited_s > max(LAG_SEEN_SHARE * alone_s, LAG_FACTOR * alone_s * flow.share())
+        return load.lags
+
+    def _comes_as_expected(
+        self, load: RunningLoad, expected: Expected, loaded_s: float, now: float
+    ) -> bool:
+        """Whether a load takes what it was measured to take, although little is here.
+
+        TCP begins slowly and catches up, in what was measured too. So a load that was seen for a
+        few round trips alone is taken to come as expected.
+        """
+        patient_s = EXPECTED_FACTOR * expected.all_s
+        is_late = loaded_s > patient_s and not load.flow.is_young
+        if is_late or expected.all_s > WORTH_SHARE * self.together_s:
+            return False
+        wait_s = min(patient_s, self.queued_s + self._loss_s_max)
+        return now < min(self.deadline, self.began + wait_s)
+
+    def _is_quicker(self, load: RunningLoad, left_s: float, now: float) -> bool:
+        """Whether the rest comes in about the time of computing it, behind the engine's queue."""
+        left_s -= max(0.0, self.began + self.queued_s - now)
+        gain_s = self.gain_s(load.held, load.goal, left_s)
+        return gain_s > -SPEED_DOUBT_SHARE * self.alone_s
+
+    def _is_in_sight(self, load: RunningLoad, loaded_s: float, now: float) -> bool:
+        """Whether this load ends soon enough to wait for that, although the request is late now.
+
+        Chunks come side by side, so what is lost by leaving is reckoned with pieces of them: most
+        would be whole in a moment.
+        """
+        done_s = loaded_s + self.rest_s(load.goal)
+        wait_s = self._wait_s(load.begun, IN_SIGHT_LOSS_SHARE)
+        is_near = done_s < IN_SIGHT_SHARE * self.alone_s
+        return is_near and now < min(self.deadline, self.began + wait_s)
+
+    def _all_are_in_sight(
+        self, load: RunningLoad, loaded_s: float, left_s: float, now: float
+    ) -> bool:
+        """The same for all that wait together, of whom this request may be the first.
+
+        All that the store has still to send must come soon enough, and sooner than this request
+        and those before it would be computed.
+        """
+        if self.place is None:
+            return False
+        done_s = loaded_s + self.rest_s(load.goal)
+        queued_bytes, bytes_s = load.tier.queued_bytes(), max(load.flow.rate(), 1.0)
+        done_s += max(0.0, queued_bytes / bytes_s - left_s)
+        together_s = self.together_s
+        leaving_s = self.rest_s(load.held) + self.place.ahead_s
+        if done_s >= IN_SIGHT_SHARE * together_s or done_s - (now - self.began) > leaving_s:
+            return False
+        wait_s = self._wait_s(load.begun, IN_SIGHT_LOSS_SHARE) + together_s - self.alone_s
+        return now < min(self.deadline, self.began + wait_s)
+
+    def _moves(self, flow: Flow) -> bool:
+        """Whether bytes have come of late, for whomever."""
+        return flow.idle_s() < max(PAUSE_S, PAUSE_SHARE * self.alone_s)
+
+    # --- The bound ---
+
+    @property
+    def _loss_s_max(self) -> float:
+        """What this request may lose; of what is computed before it too, as that becomes known."""
+        alone_s = self.alone_s
+        own_s = OWN_LOSS_SHARE * alone_s if self.allowance_s is None else self.allowance_s
+        return own_s + OWN_LOSS_SHARE * (self.together_s - alone_s)
+
+    def _wait_s(self, tokens: int, share: float) -> float:
+        """How long a request may wait that holds `tokens` and may lose this share of `alone_s`."""
+        alone_s = self.alone_s
+        return alone_s + min(share * alone_s, self._loss_s_max) - self.rest_s(tokens)

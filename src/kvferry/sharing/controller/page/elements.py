@@ -1,0 +1,179 @@
+"""What the page is made of: HTML elements, tables, tiles, and what a view is.
+
+Every text is escaped, and what was made here is not escaped again.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvferry.sharing.controller.controller import Controller
+
+__all__ = [
+    "ROWS_MAX",
+    "Column",
+    "Html",
+    "PageView",
+    "Query",
+    "chosen",
+    "el",
+    "joined",
+    "table",
+    "tile",
+]
+
+ROWS_MAX = 300
+Query = Mapping[str, str]
+_VOID = {"input", "link", "meta", "br"}
+
+
+class Html(str):
+    """A piece of a document."""
+
+
+Child = str | int | None
+
+
+def el(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element.
+
+    Args:
+        name: Of it.
+        children: Texts, numbers and elements; None: nothing.
+        attributes: `class_` is "class", `hx_get` is "hx-get" and "sse__x" is "sse:x"; True: it is
+            there without a value; None and False: it is not there.
+    """
+    said = "".join(
+        f" {_attribute(key)}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{joined(*children)}</{name}>")
+
+
+def joined(*children: Child) -> Html:
+    """Pieces behind each other."""
+    return Html(
+        "".join(
+            one if isinstance(one, Html) else html.escape(str(one))
+            for one in children
+            if one is not None
+        )
+    )
+
+
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("__", ":").replace("_", "-")
+
+
+@dataclass(frozen=True)
+class PageView:
+    """A tab of the page.
+
+    Attributes:
+        name, title: In its address, and on its tab.
+        path: Of the route that says the same as JSON.
+        text: What its numbers are, with their window.
+        render: What it shows now.
+        above: What stands above it and stays as it is: forms.
+        filtered: Its rows can be chosen by a word.
+        windowed: It has a window of time that can be chosen.
+        table: It can be had as CSV.
+    """
+
+    name: str
+    title: str
+    path: str
+    text: str
+    render: Callable[[Controller, Query], Html]
+    above: Callable[[], Html] | None = None
+    filtered: bool = False
+    windowed: bool = False
+    table: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A head of a table; `unit` stands below it, `number` puts it to the right."""
+
+    text: str
+    unit: str = ""
+    number: bool = False
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | int | None]],
+    empty: str,
+    foot: Sequence[str | int | None] = (),
+    classes: Sequence[str] = (),
+) -> Html:
+    """Rows below heads; the first column stays in sight when the rest is moved.
+
+    Args:
+        columns: Heads.
+        rows: Cells: texts, or elements.
+        empty: What is said where there are none.
+        foot: Totals.
+        classes: Of rows, one for each, if they have some.
+    """
+    if not rows:
+        return el("p", empty, class_="quiet")
+
+    def cells(kind: str, row: Sequence[str | int | None]) -> Html:
+        found = []
+        for column, one in zip(columns, row, strict=False):
+            found.append(el(kind, one, class_="number" if column.number else None))
+        return joined(*found)
+
+    heads = [
+        el(
+            "th",
+            one.text,
+            el("small", one.unit) if one.unit else None,
+            class_="number" if one.number else None,
+            scope="col",
+        )
+        for one in columns
+    ]
+    marks = [*classes, *[""] * len(rows)]
+    body = [
+        el("tr", cells("td", row), class_=marks[number] or None)
+        for number, row in enumerate(rows[:ROWS_MAX])
+    ]
+    more = len(rows) - ROWS_MAX
+    return joined(
+        el(
+            "div",
+            el(
+                "table",
+                el("thead", el("tr", *heads)),
+                el("tbody", *body),
+                el("tfoot", el("tr", cells("td", foot))) if foot else None,
+            ),
+            class_="scroll",
+            tabindex=0,
+        ),
+        el("p", f"{more} more rows; a filter shows fewer.", class_="quiet") if more > 0 else None,
+    )
+
+
+def tile(title: str, window: str, value: str, *rest: Html | str | None) -> Html:
+    """One number with its window, and what explains it."""
+    return el(
+        "section",
+        el("h2", title, el("small", window)),
+        el("p", value, class_="value"),
+        *rest,
+        class_="tile",
+    )
+
+
+def chosen(query: Query, *texts: object) -> bool:
+    """Whether a row has the word of the filter in one of its texts."""
+    word = query.get("q", "").strip().lower()
+    return not word or any(word in str(one).lower() for one in texts)

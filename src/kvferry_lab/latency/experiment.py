@@ -1,0 +1,282 @@
+"""The cells of the experiment, and what is asked in each.
+
+A cell is a distance, a client of the store, a workload, a length of prompts and a number of
+requests at a time. For each client and length a server is started anew and asked for its hits
+once, without a distance; they are the same in all cells, and there is no memory in front of the
+store that could have them. Before a cell its writes of before have to be over; its first request is
+not counted, because that one finds estimates of another distance. Behind a TUN link connections are
+new at each distance; hits that are not counted have TCP leave its slow start on them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, product
+from operator import sub
+from pathlib import Path
+
+from kvferry.base.errors import UnavailableError
+from kvferry_lab.latency.distance import FarStore
+from kvferry_lab.latency.store_waits import read_commands, sequential_waits
+from kvferry_lab.openai_client import Answer, OpenAIClient
+from kvferry_lab.prometheus_text import retrieves
+from kvferry_lab.serve.child import served
+from kvferry_lab.tokens.run import random_text
+
+__all__ = ["CLIENTS", "WORKLOADS", "CellRun", "LatencyCell", "LatencyPlan", "run_cells"]
+
+# Name: the presence view, and how serve-demo asks its store.
+CLIENTS = {
+    "ours": ("auto", "ours"),
+    "ours-without-view": ("off", "ours"),
+    "in-turn": ("off", "in-turn"),
+}
+WORKLOADS = ("miss", "hit", "mixed")
+_HITS_OF_THREE = 2  # in a mixed workload
+# Each of eight connections is slow in its first two loads or so: hits that are not counted, the
+# seconds between them, and after how many seconds there are no more.
+_WARM_UP, _WARM_UP_PAUSE_S, _WARM_UP_LIMIT_S = 12, 0.5, 30.0
+_CHUNK_TOKENS = 256
+_AGAIN_S = 0.5
+_PROBE_LETTERS = 400
+# Nine prompts of 40,960 tokens take three minutes to be written at 1,000 ms.
+_QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.1, 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyPlan:
+    """What to run.
+
+    Attributes:
+        rtt_ms: Distances, in ms.
+        requests: Of each cell that are counted.
+        cell_s: After that time a cell begins no request; it has one at least.
+        prefill_tokens_per_s, decode_tokens_per_s, bytes_per_token: Of serve-demo.
+        base_url: Of another server, whose store is at the far end of the link, or wherever it is.
+        wait_s: So long it may take to start.
+    """
+
+    rtt_ms: tuple[float, ...] = (0, 10, 20, 30, 40, 50, 1000)
+    clients: tuple[str, ...] = ("ours", "in-turn")
+    workloads: tuple[str, ...] = WORKLOADS
+    prompt_tokens: tuple[int, ...] = (128, 4096, 40_960)
+    concurrency: tuple[int, ...] = (1, 8)
+    requests: int = 10
+    output_tokens: int = 64
+    cell_s: float = 60.0
+    prefill_tokens_per_s: float = 10_000.0
+    decode_tokens_per_s: float = 250.0
+    bytes_per_token: int = 2048
+    base_url: str | None = None
+    wait_s: float = 0.0
+    key: str = ""
+
+
+@dataclass(frozen=True, order=True)
+class LatencyCell:
+    """One of them."""
+
+    client: str
+    workload: str
+    prompt_tokens: int
+    concurrency: int
+    rtt_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRun:
+    """What came of it.
+
+    Attributes:
+        waits: One after the other, of each request; None: they cannot be told apart.
+        seconds: All requests together.
+        cache_wait_s: For the cache, by the server's own clock, the mean; None: it does not say.
+        up_bytes, down_bytes: Over the link meanwhile, to the store and from it; None: no link.
+    """
+
+    cell: LatencyCell
+    answers: list[Answer]
+    waits: list[int | None]
+    seconds: float
+    cache_wait_s: float | None
+    up_bytes: int | None
+    down_bytes: int | None
+
+
+def run_cells(
+    plan: LatencyPlan, far: FarStore | None, folder: Path, say: Callable[[str], None]
+) -> Iterator[CellRun]:
+    """Ask.
+
+    Raises:
+        UnavailableError: A server did not start, or does not answer.
+    """
+    clients = plan.clients if plan.base_url is None else ("server",)
+    for client, tokens in product(clients, plan.prompt_tokens):
+        if far is not None:
+            far.set_rtt(0)
+        with _server(plan, client, tokens, far, folder) as url:
+            asker = _Asker(plan, url, tokens, far)
+            if asker.has_hits:
+                say(f"{client}: {plan.requests} prompts of {tokens} tokens are stored")
+                asker.fill()
+            for rtt_ms, workload, many in product(plan.rtt_ms, plan.workloads, plan.concurrency):
+                cell = LatencyCell(client, workload, tokens, many, rtt_ms)
+                say(f"{client}: {workload}, {tokens} tokens, {many} at a time, RTT {rtt_ms:g} ms")
+                yield asker.run(cell)
+
+
+@contextmanager
+def _server(
+    plan: LatencyPlan, client: str, tokens: int, far: FarStore | None, folder: Path
+) -> Iterator[str]:
+    """The base URL of the server to ask."""
+    if plan.base_url is not None:
+        _await(OpenAIClient(plan.base_url, plan.key), plan.wait_s)
+        yield plan.base_url
+        return
+    assert far is not None
+    presence, how = CLIENTS[client]
+    chunk = min(_CHUNK_TOKENS, max(1, tokens // 2))  # a short prompt has chunks too
+    settings = {
+        "chunk_size": chunk,
+        "local_cpu": False,
+        "max_local_cpu_size": 2 * max(plan.concurrency) * tokens * plan.bytes_per_token / 2**30
+        + 0.1,
+        "remote_url": f"{far.url}&presence={presence}",
+    }
+    file = folder / "kvferry.yaml"
+    file.write_text(json.dumps({"cache": settings}))
+    numbers = {
+        "--bytes-per-token": plan.bytes_per_token,
+        "--prefill-tokens-per-s": plan.prefill_tokens_per_s,
+        "--decode-tokens-per-s": plan.decode_tokens_per_s,
+    }
+    words = [word for name, value in numbers.items() for word in (name, str(value))]
+    with served("--config", str(file), "--client", how, *words) as url:
+        yield f"{url}/v1"
+
+
+def _await(client: OpenAIClient, limit_s: float) -> None:
+    """Return when it serves; the link is there meanwhile."""
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            client.model()
+            return
+        except UnavailableError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+class _Asker:
+    """Asks one server for prompts of one length; `has_hits`: some of them are to be stored."""
+
+    def __init__(self, plan: LatencyPlan, url: str, tokens: int, far: FarStore | None) -> None:
+        self._plan = plan
+        self._client = OpenAIClient(url, plan.key)
+        self._far = far
+        self._model = self._client.model()
+        self._rtt_ms = 0.0
+        self._new = count(plan.requests)
+        self.has_hits = plan.workloads != ("miss",)
+        self._name = secrets.token_hex(4)  # what others have asked for is no hit here
+        self._letters = _PROBE_LETTERS
+        counted = self._ask(-1, 1).usage.prompt_tokens
+        self._letters = round(tokens * _PROBE_LETTERS / (counted or _PROBE_LETTERS / 4))
+
+    def fill(self) -> None:
+        """Have all hits stored."""
+        for number in range(self._plan.requests):
+            self._ask(number, 1)
+        self._settle()
+
+    def run(self, cell: LatencyCell) -> CellRun:
+        """One cell."""
+        plan, far = self._plan, self._far
+        if far is not None and cell.rtt_ms != self._rtt_ms:
+            self._move(far, cell.rtt_ms)
+        numbers = [self._number(cell.workload, at) for at in range(plan.requests)]
+        self._ask(self._number(cell.workload, 0), 1)
+        self._settle()
+        waited = retrieves(self._client.base_url)
+        before = (0, 0) if far is None else far.bytes_passed()
+        began = time.monotonic()
+
+        def ask(number: int) -> tuple[float, Answer] | None:
+            sent = time.monotonic()
+            if number != numbers[0] and sent - began > plan.cell_s:
+                return None
+            return sent, self._ask(number, plan.output_tokens)
+
+        with ThreadPoolExecutor(cell.concurrency, "kvferry-ask") as pool:
+            asked = [one for one in pool.map(ask, numbers) if one is not None]
+        seconds = time.monotonic() - began
+        after = None if far is None else far.bytes_passed()
+        wait_s, loads = map(sub, retrieves(self._client.base_url), waited)
+        return CellRun(
+            cell=cell,
+            answers=[answer for _, answer in asked],
+            waits=self._waits(cell, asked),
+            seconds=seconds,
+            cache_wait_s=wait_s / loads if loads else None,
+            up_bytes=None if after is None else after[0] - before[0],
+            down_bytes=None if after is None else after[1] - before[1],
+        )
+
+    def _move(self, far: FarStore, rtt_ms: float) -> None:
+        """Have the store at another distance."""
+        self._settle()
+        far.set_rtt(rtt_ms)
+        self._rtt_ms = rtt_ms
+        if far.kind != "tun":
+            return
+        far.reconnect()
+        until = time.monotonic() + _WARM_UP_LIMIT_S
+        for at in range(_WARM_UP if self.has_hits else 0):
+            if time.monotonic() > until:
+                return
+            self._ask(at % self._plan.requests, 1)
+            time.sleep(_WARM_UP_PAUSE_S)
+
+    def _waits(self, cell: LatencyCell, asked: list[tuple[float, Answer]]) -> list[int | None]:
+        if self._far is None or cell.concurrency > 1:
+            return [None] * len(asked)
+        commands, rtt_s = read_commands(self._far.log), self._rtt_ms / 1e3
+        return [
+            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), rtt_s)
+            for sent, answer in asked
+        ]
+
+    def _number(self, workload: str, at: int) -> int:
+        """Of a prompt: below `requests` it is one that is stored."""
+        if workload == "hit" or (workload == "mixed" and at % 3 < _HITS_OF_THREE):
+            return at
+        return next(self._new)
+
+    def _ask(self, number: int, new_tokens: int) -> Answer:
+        text = random_text(random.Random(number), self._letters)
+        prompt = f"{self._name}{number} {text}"[: self._letters]
+        answer = self._client.complete(self._model, prompt, new_tokens, temperature=0.0)
+        if number < 0 and answer.error:
+            raise UnavailableError(f"{self._client.base_url}: {answer.error}")
+        return answer
+
+    def _settle(self) -> None:
+        """Wait until what was computed is written: the link carries next to nothing."""
+        if self._far is None:
+            return
+        until, before = time.monotonic() + _QUIET_LIMIT_S, -_QUIET_BYTES
+        while (now := self._far.bytes_passed()[0]) - before >= _QUIET_BYTES:
+            if time.monotonic() > until:
+                raise UnavailableError(f"writes go on for more than {_QUIET_LIMIT_S:g} s")
+            before = now
+            time.sleep(max(_QUIET_S, 2 * self._rtt_ms / 1e3))

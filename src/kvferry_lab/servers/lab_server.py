@@ -1,0 +1,183 @@
+"""LabServer: a server of the lab that may be killed, stopped and started again on its port.
+
+    with LabServer(find_server(), ["maxmemory 1gb"]) as server:
+        server.config, server.kill(), server.restart(), server.suspend(), server.resume()
+
+What `kvferry.embedded.store` starts is for use; this is for trouble: any setting, TLS, a cluster.
+It keeps nothing on disk, listens on 127.0.0.1 unless told otherwise, and dies with us.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from kvferry.base.errors import DeadlineExceeded, ServerError, StoreError, UnavailableError
+from kvferry.config import ClientConfig
+from kvferry.embedded.program import ServerBinary
+from kvferry.embedded.supervision import SupervisedServer
+from kvferry_lab.bench.server_probe import ServerProbe
+
+__all__ = ["HOST", "LabServer", "free_port", "wait_until"]
+
+HOST = "127.0.0.1"
+_READY_TIMEOUT_S = 15.0
+_LOOK_S = 0.002
+_START_ATTEMPTS = 5
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the kernel gives to outgoing connections:
+    else one of them might take it while a killed server waits for its restart."""
+    outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = 10_000 if outgoing > 12_000 else outgoing
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(lowest, max(outgoing, lowest + 20_000))
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise StoreError("no free port")
+
+
+def wait_until(what: str, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Look again and again; DeadlineExceeded when the time is over."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            raise DeadlineExceeded(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(_LOOK_S)
+
+
+class LabServer:
+    """See the module. `restart()` brings it back empty.
+
+    Args:
+        settings: Lines of its configuration file; they win over ours.
+        host: Where it listens.
+        enter: What its command line begins with, for one in another network.
+    """
+
+    def __init__(
+        self,
+        binary: ServerBinary,
+        settings: Sequence[str] = (),
+        *,
+        host: str = HOST,
+        enter: Sequence[str] = (),
+    ) -> None:
+        self.binary = binary
+        self._host, self._enter = host, enter
+        self._settings = tuple(settings)
+        self._process: SupervisedServer | None = None
+        for left in reversed(range(_START_ATTEMPTS)):
+            self.port = free_port()
+            try:
+                self.restart()
+                return
+            except StoreError as error:
+                if not ("already in use" in str(error) and left):
+                    raise
+
+    @property
+    def config(self) -> ClientConfig:
+        """How a client finds it."""
+        return ClientConfig(host=self._host, port=self.port)
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise StoreError("the server is not running")
+        return self._process.pid
+
+    def restart(self) -> float:
+        """Start it, after a kill or for the first time, and wait until it answers.
+
+        Returns:
+            The moment, of `time.perf_counter()`, at which somebody listened on its port.
+        """
+        self.stop()
+        directory = tempfile.mkdtemp(prefix="kvferry-lab-")
+        file = Path(directory, "server.conf")
+        file.write_text("\n".join(self._lines(directory)) + "\n")
+        self._process = SupervisedServer([*self._enter, self.binary.path, str(file)], directory)
+        try:
+            self._await("somebody to listen", self._listens)
+            listening_s = time.perf_counter()
+            self._await("an answer", self._answers)
+        except BaseException:
+            self.stop()
+            raise
+        return listening_s
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.stop()
+
+    def suspend(self) -> None:
+        """SIGSTOP: a black hole. Connections stay, the kernel accepts more, nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it and remove its files; idempotent."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _lines(self, directory: str) -> list[str]:
+        lines = [
+            f"bind {self._host}",
+            f"port {self.port}",
+            f'dir "{directory}"',
+            'logfile ""',
+            'save ""',
+            "appendonly no",
+        ]
+        if self.binary.kind == "valkey" and self.binary.release >= (8, 1):
+            # It logs every request and reply past 1 MiB: all of ours.
+            lines += ["commandlog-request-larger-than -1", "commandlog-reply-larger-than -1"]
+        return [*lines, *self._settings]
+
+    def _await(self, what: str, condition: Callable[[], bool]) -> None:
+        process = self._process
+        assert process is not None
+        try:
+            wait_until(what, lambda: not process.is_running() or condition(), _READY_TIMEOUT_S)
+        except DeadlineExceeded as error:
+            raise StoreError(f"{self.binary.path}: {error}") from error
+        if not process.is_running():
+            raise StoreError(f"{self.binary.path} did not start:\n{process.last_words()}")
+
+    def _listens(self) -> bool:
+        with socket.socket() as knock:
+            knock.settimeout(1.0)
+            return knock.connect_ex((self._host, self.port)) == 0
+
+    def _answers(self) -> bool:
+        try:
+            with ServerProbe(self.config) as probe:
+                return probe.info("server").get("process_id") == str(self.pid)
+        except (OSError, ServerError, UnavailableError):  # not yet
+            return False
