@@ -18,7 +18,7 @@ import pytest
 from kvferry import _native
 from kvferry.base.errors import SystemResourceError, UnavailableError
 from kvferry.client.pure.connection import Connection
-from kvferry.connectors.process_agent import ProcessAgent
+from kvferry.connectors.agent import ProcessAgent
 from kvferry.server import Client
 from kvferry.sharing.controller.controller import Controller
 from support.cache_server import CacheServerProcess
@@ -32,7 +32,7 @@ from support.sharing import running_controller, sharing
 _AGENT = """
 import os, sys, time
 from kvferry import _native
-from kvferry.connectors.process_agent import ProcessAgent
+from kvferry.connectors.agent import ProcessAgent
 agent = ProcessAgent()
 agent.lend(0, 0, None)
 print(agent.metadata.hex(), flush=True)
@@ -42,7 +42,7 @@ time.sleep(600)
 _READ = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 def read():
     "Of which statuses; every chunk that is OK is right."

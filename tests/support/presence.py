@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvferry import RedisClient
-from kvferry.client.presence import Presence
+from kvferry.client.native import NativeClient
 from support.servers import TestServer, wait_for
 
 LIMIT_S = 15.0  # of every wait; a view needs milliseconds
@@ -27,7 +27,7 @@ def watched(server: Any, **settings: Any) -> Iterator[RedisClient]:
         yield client
 
 
-def await_synced(client: Presence, nodes: int = 1) -> None:
+def await_synced(client: NativeClient, nodes: int = 1) -> None:
     def synced() -> bool:
         stats = client.presence_stats()
         return stats["nodes"] == stats["nodes_synced"] == nodes
@@ -35,7 +35,7 @@ def await_synced(client: Presence, nodes: int = 1) -> None:
     wait_for(f"a view of {nodes} nodes", synced, LIMIT_S)
 
 
-def settle(client: Presence, truth: Mapping[str, bool | None]) -> None:
+def settle(client: NativeClient, truth: Mapping[str, bool | None]) -> None:
     """Wait until the view says this, of all keys at once."""
     keys, wanted = list(truth), list(truth.values())
     try:
@@ -46,7 +46,7 @@ def settle(client: Presence, truth: Mapping[str, bool | None]) -> None:
         raise AssertionError(f"{wrong}; {client.presence_stats()}") from None
 
 
-def settle_with(client: Presence, server: TestServer, keys: Sequence[str]) -> dict[str, bool]:
+def settle_with(client: NativeClient, server: TestServer, keys: Sequence[str]) -> dict[str, bool]:
     """Wait until the view says what the server says itself; that."""
     truth = {key: bool(server.cli("EXISTS", key)) for key in keys}
     settle(client, truth)

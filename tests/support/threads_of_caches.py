@@ -26,7 +26,7 @@ from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status
-from kvferry.client.provider import provide_to
+from kvferry.client.native import provide_to
 from kvferry.client.pure import tls
 from kvferry.connectors import one_sided
 from kvferry.connectors.base import Space

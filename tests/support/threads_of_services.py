@@ -21,7 +21,7 @@ from kvferry.server import run as server_run
 from kvferry.server.client.attachment import Attachment
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.http.prefetch import Prefetches, _Job
-from kvferry.server.loop.turns import Turn, Turns
+from kvferry.server.loop.fair_pool import FairJob, FairPool
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions import shard
 from kvferry.server.sessions.store_watch import StoreWatch
@@ -93,14 +93,14 @@ def asking_a_store_fails(fault: Fault) -> None:
 
 @scenario("work")
 def work_for_an_engine_fails(fault: Fault) -> None:
-    turns = Turns(1, "kvferry-test-turns")
+    pool = FairPool(1, "kvferry-test-turns")
     done = threading.Event()
-    turns.put(Turn("one", fault()))
+    pool.put(FairJob("one", fault()))
     fault.met()
-    turns.over(Turn("one", done.set))  # as the loop says when it hears of it
-    turns.put(Turn("two", done.set))
+    pool.over(FairJob("one", done.set))  # as the loop says when it hears of it
+    pool.put(FairJob("two", done.set))
     assert done.wait(LIMIT_S)
-    turns.close()
+    pool.close()
 
 
 @scenario("pages")

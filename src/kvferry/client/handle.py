@@ -20,10 +20,9 @@ from kvferry import _native
 from kvferry.base.errors import ClosedError
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.buffers import Key, encode_keys
-from kvferry.client.inherited import Inherited
+from kvferry.client.event_fds import InheritedEventFds
 from kvferry.client.methods import RawMethods
-from kvferry.client.operation import Operation, Verb
-from kvferry.client.times import checked_timeout, ttl_ms
+from kvferry.client.operation import Operation, Verb, checked_timeout, ttl_ms
 
 __all__ = ["NativeHandle", "emit_log"]
 
@@ -47,7 +46,7 @@ class NativeHandle(RawMethods, Generic[Native]):
 
     def _begin(self) -> None:
         self._closed = False
-        self._inherited = Inherited()
+        self._inherited = InheritedEventFds()
         self._native: Native | None = self._open_native()
         _open[next(_numbers)] = self
 

@@ -1,4 +1,5 @@
-"""One request for many keys, as every client and every connector takes it."""
+"""One request for many keys, as every client and every connector takes it, and the checks of its
+times."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from msgspec import Struct
 from kvferry.base.errors import UsageError
 from kvferry.base.shown import shown
 from kvferry.client.buffers import BufferLike, Key
+from kvferry.config.client import TTL_S_MAX
 
-__all__ = ["Operation", "ValueFrame", "Verb"]
+__all__ = ["LIMIT_S_MAX", "Operation", "ValueFrame", "Verb", "checked_timeout", "ttl_ms"]
 
+LIMIT_S_MAX = 1e9  # 30 years: endless to a caller, and still a number to a system call
 FRAMED_SIZE_BYTES_MAX = 65_535 * (4 << 20)  # stripes times what one holds: native/codec/stripe.hpp
 
 
@@ -79,3 +82,33 @@ class Operation(Struct, frozen=True):
 
     def __repr__(self) -> str:  # without the values
         return f"<Operation {self.verb.name} of {len(self.keys)} keys>"
+
+
+def ttl_ms(ttl_s: float | None) -> int | None:
+    """A time to live in whole milliseconds.
+
+    Raises:
+        UsageError: It is below a millisecond, or endless: that is ``None``.
+    """
+    if ttl_s is None:
+        return None
+    if not 0.001 <= ttl_s <= TTL_S_MAX:
+        raise UsageError(
+            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {TTL_S_MAX:g} s, or None"
+        )
+    return round(ttl_s * 1000)
+
+
+def checked_timeout(timeout_s: float | None) -> float | None:
+    """A caller's limit for a batch, at most `LIMIT_S_MAX`; ``None``: by the settings.
+
+    Raises:
+        UsageError: It is zero, negative, or not a number.
+    """
+    if timeout_s is None:
+        return None
+    if not timeout_s > 0:
+        raise UsageError(
+            f"timeout_s={shown(timeout_s)} leaves no time; use a number above 0 or None"
+        )
+    return min(timeout_s, LIMIT_S_MAX)

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kvferry.client.buffers import Key, encode_keys
 from kvferry.config import ClientConfig
 
-if TYPE_CHECKING:
-    from kvferry import _native
-
-__all__ = ["Presence", "View", "view_of"]
+__all__ = ["View", "view_of"]
 
 # Questions for each second that all views together may cost a server.
 _LOAD_MAX_PER_S = 5000
@@ -59,42 +54,3 @@ def view_of(config: ClientConfig, prefix: str) -> View | None:
         load_max=_LOAD_MAX_PER_S if auto else 0,
         optional=auto,
     )
-
-
-class Presence:
-    """What a native client knows of its keys; both clients have these methods."""
-
-    def _handle(self) -> _native.Client:
-        raise NotImplementedError
-
-    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
-        """What is known of each key: True probably there, False certainly absent, None unknown.
-
-        Asks nobody and never blocks. Keys without the `presence_prefix` are unknown; so are all
-        while no such prefix is set.
-
-        Raises:
-            UsageError: The keys are none.
-            ClosedError: The client is closed, in a forked child.
-        """
-        if isinstance(keys, str | bytes):
-            encode_keys(keys)  # raises: a single key is not a batch
-        return self._handle().presence(tuple(keys))
-
-    def presence_stats(self) -> dict[str, int]:
-        """Counters of the view: ``nodes`` that it watches and ``nodes_synced`` it can speak for,
-        ``keys`` known to be there, ``changing`` ones, changes that servers ``announced``, keys that
-        were ``asked`` about, ``snapshots``, ``forgotten`` (times that a node's keys became unknown)
-        and ``memory_bytes``."""
-        return self._handle().presence_stats()
-
-    def _watch(self, config: ClientConfig, prefix: str) -> None:
-        """Keep the view that the settings say, unless they name another one."""
-        view = view_of(config, prefix)
-        if view is not None and config.presence_prefix is None:
-            self._handle().watch(prefix, *view)
-
-    def _leading(self, keys: Sequence[Key]) -> int:
-        """How many keys are before the first that is certainly absent."""
-        known = self.presence(keys)
-        return known.index(False) if False in known else len(known)

@@ -21,7 +21,7 @@ the one case in which its buffers are still in use, until the connector has let 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
@@ -142,12 +142,43 @@ class Ticket(Protocol):
         """How many leading keys are OK by now; their buffers are final."""
 
 
-class TicketMethods(ABC):
-    """`BatchMethods`, returning at once."""
+class Connector(BatchMethods[BatchResult], RawMethods):
+    """A store. All methods may be called from any thread, `drain_completions` from one at a time.
+
+    A store must carry out operations, say how far a raw one is and what there is, and end. The rest
+    it may have: without it, it keeps nothing beside the values and knows no other spaces. With
+    ``prefix=True``, keys behind the first one that is not OK need not be asked for, and are
+    CANCELLED then.
+
+    Attributes:
+        space: What it was opened with.
+    """
+
+    space: Space
+
+    # --- What a store must do, beside `perform` and `RawMethods` ---
 
     @abstractmethod
     def submit(self, operation: Operation) -> Ticket:
         """Start an operation. Raises as `RawMethods.announce`."""
+
+    @abstractmethod
+    def progress(self, job_id: int) -> int:
+        """How many leading keys of a raw job are OK by now; 0 when it was drained."""
+
+    @abstractmethod
+    def usage(self, timeout_s: float = 1.0) -> Usage:
+        """What the store holds, as the store itself counts it.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: It does not say.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel what is in flight and end all threads. May be called twice."""
+
+    # --- With a ticket: `BatchMethods`, returning at once ---
 
     def submit_get(
         self,
@@ -187,40 +218,7 @@ class TicketMethods(ABC):
         """As `batch_delete`, returning at once."""
         return self.submit(Operation(Verb.DELETE, keys, None, False, None, timeout_s))
 
-
-class Connector(BatchMethods[BatchResult], TicketMethods, RawMethods):
-    """A store. All methods may be called from any thread, `drain_completions` from one at a time.
-
-    A store must carry out operations, say how far a raw one is and what there is, and end. The rest
-    it may have: without it, it keeps nothing beside the values and knows no other spaces. With
-    ``prefix=True``, keys behind the first one that is not OK need not be asked for, and are
-    CANCELLED then.
-
-    Attributes:
-        space: What it was opened with.
-    """
-
-    space: Space
-
-    # --- What a store must do, beside `perform`, `submit` and `RawMethods` ---
-
-    @abstractmethod
-    def progress(self, job_id: int) -> int:
-        """How many leading keys of a raw job are OK by now; 0 when it was drained."""
-
-    @abstractmethod
-    def usage(self, timeout_s: float = 1.0) -> Usage:
-        """What the store holds, as the store itself counts it.
-
-        Raises:
-            UnavailableError, DeadlineExceeded: It does not say.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Cancel what is in flight and end all threads. May be called twice."""
-
-    # --- What it may have ---
+    # --- What a store may have ---
 
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """What this space has in the store, in batches of at most `limit` keys.

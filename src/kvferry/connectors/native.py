@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from kvferry import _native
 from kvferry.base.errors import DeadlineExceeded
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.handle import NativeHandle, emit_log
-from kvferry.client.operation import Operation
+from kvferry.client.operation import Operation, Verb
 from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Ticket, Usage, job_limit_s
-from kvferry.connectors.others import evict_others
 
 __all__ = ["NativeConnector"]
 
@@ -21,6 +22,8 @@ _log = logging.getLogger("kvferry.connectors")
 
 HANG_GRACE_S = 2.0  # how much later than its deadline a blocking call looks for its end
 QUEUED_KEYS_MAX = 1_000_000
+_EVICTED_TOGETHER = 16  # then the store is asked what it holds
+_DELETE_TIMEOUT_S = 5.0
 
 
 class _Ticket:
@@ -134,7 +137,7 @@ class NativeConnector(NativeHandle[_native.Connector], Connector):
 
     def evict_others(self, size_bytes: int, timeout_s: float) -> int:
         """See `Connector`."""
-        return evict_others(self, self._open, size_bytes, timeout_s)
+        return _evict_others(self, self._open, size_bytes, timeout_s)
 
     @property
     def pages_on_demand(self) -> bool:
@@ -171,3 +174,52 @@ def as_key(key: bytes) -> Key:
         return key.decode()
     except UnicodeDecodeError:
         return key
+
+
+def _evict_others(
+    connector: Connector,
+    open_native: Callable[[Space], _native.Connector],
+    size_bytes: int,
+    timeout_s: float,
+) -> int:
+    """Make room among the chunks of other identities that share a store, the least recently used
+    first. A cache knows, and evicts, its own chunks only: whoever fills a store first would
+    otherwise keep it. The others are found by the descriptions that the store keeps."""
+    until = time.monotonic() + timeout_s
+    found: list[tuple[float, _native.Connector, bytes]] = []
+    others = []
+    try:
+        for identity in connector.descriptions():
+            if identity == connector.space.identity:
+                continue
+            prefix = f"kvf:{identity.hex()}:"
+            space = replace(connector.space, prefix=prefix, identity=identity, description="")
+            others.append(open_native(space))
+            found += _aged(others[-1], until)
+        found.sort(key=lambda entry: entry[0])
+        goal, went = connector.usage().used_bytes - size_bytes, 0
+        while found and time.monotonic() < until and connector.usage().used_bytes > goal:
+            oldest = [found.pop() for _ in range(min(len(found), _EVICTED_TOGETHER))]
+            went += sum(_delete(other, key) for _, other, key in oldest)
+        return went
+    finally:
+        for other in others:
+            other.close()
+
+
+def _aged(other: _native.Connector, until: float) -> list[tuple[float, _native.Connector, bytes]]:
+    """The keys of a space and how long ago they were used."""
+    found, cursor = [], 0
+    while time.monotonic() < until:
+        entries, cursor = other.scan(cursor)
+        found += [(age_s, other, key) for key, age_s in entries]
+        if not cursor:
+            break
+    return found
+
+
+def _delete(other: _native.Connector, key: bytes) -> bool:
+    """Whether it was there."""
+    job_id = other.submit(int(Verb.DELETE), (key,), None, _DELETE_TIMEOUT_S, 0, False, True)
+    outcome = other.wait(job_id, 2 * _DELETE_TIMEOUT_S)
+    return outcome is not None and not outcome[0][0]

@@ -21,8 +21,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -35,14 +35,12 @@ from kvferry.client.dlpack import view_memory
 from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.config.url import show_endpoint
-from kvferry.connectors.agent import Agent
+from kvferry.connectors.agent import READ_BYTES_MAX, Agent
 from kvferry.connectors.base import Space, Ticket
-from kvferry.connectors.calls import CallQueue
+from kvferry.connectors.calls import CallJob, CallQueue
 from kvferry.connectors.frame import Frame
 from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, Piece, meet
 from kvferry.connectors.peer import PeerConnector, lent
-from kvferry.connectors.read_job import Progress, ReadJob
-from kvferry.connectors.stripes import Stripe, grouped, stripe_extents
 
 __all__ = ["OneSidedConnector"]
 
@@ -61,11 +59,50 @@ _READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
 # From process to process: smaller values, and less at a time, come sooner over the socket.
 _VALUE_BYTES_MIN, _NEAR_BYTES_MIN = 1 << 20, 4 << 20
+# As in native/codec/stripe.hpp.
+_STRIPE_BYTES, _STRIPE_UNIT = 4 << 20, 4 << 10
 _NOT_ASKED = "not asked yet"  # as in native/redis/same_host.cpp
 
 
 class _Elsewhere(UnavailableError):
     """An agent that reads processes of this host is not what it is read by."""
+
+
+class _Progress:
+    """How far a job is: so many leading keys have final buffers; and whether to go on."""
+
+    arrived = 0
+    cancelled = False
+
+
+class _ReadJob(CallJob):
+    """A one-sided read that a thread carries out, as a ticket that says how far it is."""
+
+    def __init__(
+        self,
+        progress: _Progress,
+        call: Callable[[float], BatchResult],
+        count: int,
+        limit_s: float,
+    ) -> None:
+        super().__init__(call, count, limit_s)
+        self._progress = progress
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._progress.cancelled = True
+
+    @property
+    def prefix_len(self) -> int:
+        return super().prefix_len if self.done else self._progress.arrived
+
+
+class _Stripe(NamedTuple):
+    """A piece of a value: where it lies there, and where it goes."""
+
+    value: int
+    address: int
+    target: memoryview
 
 
 class OneSidedConnector(PeerConnector):
@@ -80,7 +117,7 @@ class OneSidedConnector(PeerConnector):
         self._agent = agent
         self._name = show_endpoint(config.host, config.port)  # as others say it
         self._frame = Frame(space)
-        self._extents = stripe_extents(space.value_size_bytes)
+        self._extents = _stripe_extents(space.value_size_bytes)
         self._lock = threading.Lock()
         self._contact: Contact | None = None
         self._meeting = False
@@ -122,12 +159,12 @@ class OneSidedConnector(PeerConnector):
         else:
             job.cancel()
 
-    def _put(self, operation: Operation, *, announced: bool) -> ReadJob | None:
+    def _put(self, operation: Operation, *, announced: bool) -> _ReadJob | None:
         """A job for the threads; None: it goes over a socket."""
         if self._reached(operation) is None:
             return None
-        progress, count = Progress(), len(operation.keys)
-        job = ReadJob(
+        progress, count = _Progress(), len(operation.keys)
+        job = _ReadJob(
             progress,
             lambda left_s: self._carry_out(progress, operation, left_s),
             count,
@@ -247,7 +284,7 @@ class OneSidedConnector(PeerConnector):
 
     # --- Reading ---
 
-    def _carry_out(self, progress: Progress, operation: Operation, left_s: float) -> BatchResult:
+    def _carry_out(self, progress: _Progress, operation: Operation, left_s: float) -> BatchResult:
         """In a thread: read one-sided, and over a socket what that does not bring."""
         began = time.monotonic()
         keys, statuses = list(operation.keys), bytearray()
@@ -281,7 +318,7 @@ class OneSidedConnector(PeerConnector):
         took_s = time.monotonic() - began
         return BatchResult(bytes(statuses) + other.statuses, sizes, took_s, other.error, other.kind)
 
-    def _over_socket(self, progress: Progress, operation: Operation) -> BatchResult:
+    def _over_socket(self, progress: _Progress, operation: Operation) -> BatchResult:
         count = len(operation.keys)
         if progress.cancelled:
             return BatchResult(bytes([Status.CANCELLED]) * count, [0] * count, 0.0)
@@ -294,7 +331,7 @@ class OneSidedConnector(PeerConnector):
         return result
 
     def _read(
-        self, contact: Contact, progress: Progress, keys: Sequence[Key], into: Any, until: float
+        self, contact: Contact, progress: _Progress, keys: Sequence[Key], into: Any, until: float
     ) -> Generator[Status]:
         """The statuses of leading keys, up to where they are to be read over a socket."""
         count = len(self._extents)
@@ -340,7 +377,7 @@ class OneSidedConnector(PeerConnector):
         self,
         contact: Contact,
         lease: Lease,
-        progress: Progress,
+        progress: _Progress,
         names: Sequence[bytes],
         values: Sequence[Sequence[Piece | None]],
         targets: Sequence[memoryview | None],
@@ -349,7 +386,7 @@ class OneSidedConnector(PeerConnector):
         """Read what is leased to its targets, in reads of many stripes."""
         count = len(self._extents)
         stripes = [
-            Stripe(index, piece.address, target[offset : offset + size])
+            _Stripe(index, piece.address, target[offset : offset + size])
             for index, (value, target) in enumerate(zip(values, targets, strict=True))
             if target is not None
             for piece, (offset, size) in zip(value, self._extents, strict=True)
@@ -357,7 +394,7 @@ class OneSidedConnector(PeerConnector):
         ]
         sums: list[list[int]] = [[] for _ in names]
         done = 0
-        for group in [[], *grouped(stripes)]:
+        for group in [[], *_grouped(stripes)]:
             if progress.cancelled:
                 return
             pieces = [(one.address, one.target) for one in group]
@@ -387,3 +424,30 @@ class OneSidedConnector(PeerConnector):
         self._counts["reads"] += 1
         self._counts["bytes"] += self.space.value_size_bytes
         return Status.OK
+
+
+def _grouped(stripes: Sequence[_Stripe]) -> Iterator[list[_Stripe]]:
+    """In groups that one read brings."""
+    group: list[_Stripe] = []
+    size = 0
+    for stripe in stripes:
+        size += len(stripe.target)
+        if group and size > READ_BYTES_MAX:
+            yield group
+            group, size = [], len(stripe.target)
+        group.append(stripe)
+    if group:
+        yield group
+
+
+def _stripe_extents(size_bytes: int) -> list[tuple[int, int]]:
+    """Offsets and lengths of the stripes of a value, as native/codec/stripe.hpp has them."""
+    count = _divide_up(size_bytes, _STRIPE_BYTES)
+    stripe = size_bytes
+    if count > 1:
+        stripe = _divide_up(_divide_up(size_bytes, count), _STRIPE_UNIT) * _STRIPE_UNIT
+    return [(at, min(stripe, size_bytes - at)) for at in range(0, size_bytes, stripe)]
+
+
+def _divide_up(a: int, b: int) -> int:
+    return -(-a // b)

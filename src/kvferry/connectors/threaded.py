@@ -29,9 +29,8 @@ from kvferry.client.buffers import (
     readable,
     writable,
 )
-from kvferry.client.inherited import Inherited
-from kvferry.client.operation import Operation, Verb
-from kvferry.client.times import checked_timeout
+from kvferry.client.event_fds import InheritedEventFds
+from kvferry.client.operation import Operation, Verb, checked_timeout
 from kvferry.connectors.base import Connector, Space, job_limit_s
 from kvferry.connectors.calls import CallJob, CallQueue
 
@@ -78,7 +77,7 @@ class ThreadedConnector(Connector):
         self._closed = False
         self._lock = threading.Lock()
         self._queue: CallQueue | None = None
-        self._inherited = Inherited()
+        self._inherited = InheritedEventFds()
         self._threads: list[threading.Thread] = []
         _open.add(self)
 

@@ -31,7 +31,7 @@ from kvferry.client import buffers as _buffers
 from kvferry.client.batch import BatchResult, Status, only
 from kvferry.client.buffers import BufferLike
 from kvferry.client.methods import KeyMethods
-from kvferry.client.operation import Operation, Verb
+from kvferry.client.operation import LIMIT_S_MAX, Operation, Verb, checked_timeout, ttl_ms
 from kvferry.client.pure.batch import (
     GET_WINDOW_BYTES,
     Batch,
@@ -45,7 +45,6 @@ from kvferry.client.pure.connection import ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused
 from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.sentinel import Sentinels
-from kvferry.client.times import LIMIT_S_MAX, checked_timeout, ttl_ms
 from kvferry.config import ClientConfig
 
 __all__ = ["PureRedisClient"]

@@ -1,12 +1,14 @@
-"""The socket of the server: one thread that reads requests and answers them.
+"""The loop of the server: one thread that reads requests and answers them.
 
-What memory knows is answered at once: it takes microseconds. What takes longer goes to threads, and
-what they bring comes back through a queue: the reply is made here, so sessions are this thread's
-alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`). Work
-that waits for a store is done in steps, and has no thread between them (`waiting_work.py`).
+What memory knows is answered at once: it takes microseconds. Work that takes longer goes to
+threads, and its result comes back through a queue: the reply is made here, so sessions are this
+thread's alone. Work for stores has other threads than work for the kernel, and engine processes
+share both fairly (`fair_pool.py`). Work that waits for a store is done in steps, and has no thread
+between them (`wait_queue.py`).
 
-Who waits for a store has a moment at which he is answered in any case, with what memory has: also
-when no thread has begun, or all hang. What comes later than that stays in memory for the next one.
+A request that waits for a store has a deadline at which it is answered in any case, with what
+memory has: also when no thread has begun, or all hang. What the store brings later stays in memory
+for the next request.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import noticed
 from kvferry.cache.steps import Steps, Wait
 from kvferry.server import protocol
+from kvferry.server.loop.fair_pool import FairJob, FairPool
 from kvferry.server.loop.listener import EngineConnection, EngineListener
-from kvferry.server.loop.turns import Turn, Turns
-from kvferry.server.loop.waiting_work import Waits
+from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 
 __all__ = ["Dispatcher", "Later", "RequestRefused"]
@@ -58,10 +60,10 @@ class RequestRefused(Exception):
 
 
 class Later:
-    """What a handler returns for work that may wait.
+    """What a handler repool for work that may wait.
 
     Args:
-        work: Run in a thread; what it returns is for `reply`, or what the `Steps` that it returns
+        work: Run in a thread; what it repool is for `reply`, or what the `Steps` that it repool
             come to.
         reply: Makes the reply, in the loop; of None where the work did not come to its end in time.
         over: Called in the loop when nothing of it is under way any more.
@@ -93,17 +95,17 @@ class Later:
 class _Pending:
     """A request that was put off."""
 
-    __slots__ = ("answered", "job", "later", "request", "sender", "steps", "turns", "wait")
+    __slots__ = ("answered", "job", "later", "pool", "request", "sender", "steps", "wait")
 
     def __init__(
-        self, sender: EngineConnection, request: Request, later: Later, turns: Turns
+        self, sender: EngineConnection, request: Request, later: Later, pool: FairPool
     ) -> None:
         self.sender = sender
         self.request = request
         self.later = later
-        self.turns = turns
+        self.pool = pool
         self.answered = False
-        self.job: Turn
+        self.job: FairJob
         self.steps: Steps[Any] | None = None
         self.wait: Wait | None = None  # what it waits for
 
@@ -147,9 +149,9 @@ class Dispatcher:
         self._listener = listener
         self._handle = handle
         self._tick = tick
-        self._stores = Turns(_STORE_THREADS, "kvferry-stores")
-        self._own = Turns(_OWN_THREADS, "kvferry-serve")
-        self._waits: Waits[_Pending] = Waits(listener.wake)
+        self._stores = FairPool(_STORE_THREADS, "kvferry-stores")
+        self._own = FairPool(_OWN_THREADS, "kvferry-serve")
+        self._waits: WaitQueue[_Pending] = WaitQueue(listener.wake)
         self._pending = 0
         self._limited: dict[_Pending, float] = {}  # when they are answered in any case
         self._next_look = 0.0
@@ -210,7 +212,7 @@ class Dispatcher:
 
     def _finish(self, pending: _Pending, found: Any) -> None:
         """The work of a request has ended, or waits."""
-        pending.turns.over(pending.job)
+        pending.pool.over(pending.job)
         if type(found) is Wait:
             self._waits.park(pending, found)
             return
@@ -222,7 +224,7 @@ class Dispatcher:
     def _answer_late(self, now: float) -> None:
         """Answer those whose time is up, whatever their work does."""
         for pending in [one for one, until in self._limited.items() if until <= now]:
-            if pending.steps is None and pending.turns.abandon(pending.job):
+            if pending.steps is None and pending.pool.abandon(pending.job):
                 pending.later.over()
                 self._pending -= 1
             self._answer(pending, None)
@@ -264,8 +266,8 @@ class Dispatcher:
             return Failure(request.id, "internal", type(error).__name__)
 
     def _put_off(self, sender: EngineConnection, request: Request, later: Later) -> None:
-        turns = self._own if later.limit_s is None else self._stores
-        pending = _Pending(sender, request, later, turns)
+        pool = self._own if later.limit_s is None else self._stores
+        pending = _Pending(sender, request, later, pool)
         if not self._begin(pending):
             later.over()
             self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
@@ -285,8 +287,8 @@ class Dispatcher:
             self._pending += 1
 
     def _begin(self, pending: _Pending, goes_on: bool = False) -> bool:
-        pending.job = Turn(pending.later.who, lambda: self._work(pending))
-        return pending.turns.put(pending.job, goes_on=goes_on)
+        pending.job = FairJob(pending.later.who, lambda: self._work(pending))
+        return pending.pool.put(pending.job, goes_on=goes_on)
 
     def _work(self, pending: _Pending) -> None:
         try:

@@ -14,7 +14,7 @@ from kvferry.connectors.memory import MemoryConnector
 from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import Dispatcher, Later
 from kvferry.server.loop.listener import EngineConnection, EngineListener
-from kvferry.server.loop.waiting_work import Waits
+from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.sessions.notifying_connector import NotifyingConnector
 from support.engines import LAYOUT, memory_store
 from support.stamps import until
@@ -55,11 +55,11 @@ def woken() -> list[int]:
 
 
 @pytest.fixture
-def waits(woken: list[int]) -> Waits[str]:
-    return Waits(lambda: woken.append(1))
+def waits(woken: list[int]) -> WaitQueue[str]:
+    return WaitQueue(lambda: woken.append(1))
 
 
-def test_what_is_told_goes_on_once(waits: Waits[str], woken: list[int]) -> None:
+def test_what_is_told_goes_on_once(waits: WaitQueue[str], woken: list[int]) -> None:
     event, now = Event(), time.monotonic()
     waits.park("a", Wait(event, 60.0))
     waits.park("b", Wait(Event(), 60.0))
@@ -71,7 +71,7 @@ def test_what_is_told_goes_on_once(waits: Waits[str], woken: list[int]) -> None:
     assert not woken  # it was the loop itself
 
 
-def test_another_thread_that_tells_wakes_the_loop(waits: Waits[str], woken: list[int]) -> None:
+def test_another_thread_that_tells_wakes_the_loop(waits: WaitQueue[str], woken: list[int]) -> None:
     event = Event()
     waits.park("a", Wait(event, 60.0))
     thread = threading.Thread(target=event.set)
@@ -81,14 +81,14 @@ def test_another_thread_that_tells_wakes_the_loop(waits: Waits[str], woken: list
     assert waits.ready(time.monotonic()) == ["a"]
 
 
-def test_what_was_done_before_goes_on(waits: Waits[str]) -> None:
+def test_what_was_done_before_goes_on(waits: WaitQueue[str]) -> None:
     event = Event()
     event.done = True
     waits.park("a", Wait(event, 60.0))
     assert waits.ready(time.monotonic()) == ["a"]
 
 
-def test_who_is_told_of_something_else_waits_on(waits: Waits[str]) -> None:
+def test_who_is_told_of_something_else_waits_on(waits: WaitQueue[str]) -> None:
     event, now = Event(), time.monotonic()
     waits.park("a", Wait(event, 60.0))
     event.set(False)
@@ -97,7 +97,7 @@ def test_who_is_told_of_something_else_waits_on(waits: Waits[str]) -> None:
     assert waits.ready(now) == ["a"]
 
 
-def test_time_is_up(waits: Waits[str]) -> None:
+def test_time_is_up(waits: WaitQueue[str]) -> None:
     now = time.monotonic()
     waits.park("later", Wait(Event(), 60.0))
     waits.park("soon", Wait(Event(), 20.0))
@@ -106,7 +106,7 @@ def test_time_is_up(waits: Waits[str]) -> None:
     assert waits.ready(now + 80) == ["later"]
 
 
-def test_what_does_not_tell_is_looked_at(waits: Waits[str]) -> None:
+def test_what_does_not_tell_is_looked_at(waits: WaitQueue[str]) -> None:
     quiet, now = Quiet(), time.monotonic()
     waits.park("a", Wait(quiet, 600.0))
     assert waits.ready(now + 60) == []
@@ -116,7 +116,7 @@ def test_what_does_not_tell_is_looked_at(waits: Waits[str]) -> None:
     assert waits.ready(now + 120) == ["a"]
 
 
-def test_nothing_is_left_to_wake_for(waits: Waits[str]) -> None:
+def test_nothing_is_left_to_wake_for(waits: WaitQueue[str]) -> None:
     """A loop that would be woken by what is over would not sleep any more."""
     event = Event()
     waits.park("a", Wait(event, 60.0))

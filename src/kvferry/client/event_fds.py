@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Inherited"]
+__all__ = ["InheritedEventFds"]
 
 
-class Inherited:
+class InheritedEventFds:
     """The numbers that one client or connector had in the processes before this one."""
 
     __slots__ = ("_numbers",)

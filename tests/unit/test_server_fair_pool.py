@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.server.loop.turns import Turn, Turns
+from kvferry.server.loop.fair_pool import FairJob, FairPool
 from support.stamps import until
 
 
@@ -18,12 +18,12 @@ class Hung:
         self.go = threading.Event()
         self.began: list[tuple[str, int]] = []
 
-    def job(self, who: str, index: int = 0) -> Turn:
+    def job(self, who: str, index: int = 0) -> FairJob:
         def work() -> None:
             self.began.append((who, index))
             assert self.go.wait(30)
 
-        return Turn(who, work)
+        return FairJob(who, work)
 
 
 @pytest.fixture
@@ -34,55 +34,57 @@ def hung() -> Iterator[Hung]:
 
 
 @pytest.fixture
-def turns(hung: Hung) -> Iterator[Turns]:
-    turns = Turns(16, "test-turns", jobs_max=100)
-    yield turns
+def pool(hung: Hung) -> Iterator[FairPool]:
+    pool = FairPool(16, "test-turns", jobs_max=100)
+    yield pool
     hung.go.set()
-    turns.close()
+    pool.close()
 
 
-def test_who_comes_finds_a_thread_however_much_another_one_wants(turns: Turns, hung: Hung) -> None:
+def test_who_comes_finds_a_thread_however_much_another_one_wants(
+    pool: FairPool, hung: Hung
+) -> None:
     for _ in range(80):
-        assert turns.put(hung.job("greedy"))
-    assert turns.put(hung.job("second"))
-    assert turns.put(hung.job("third"))
+        assert pool.put(hung.job("greedy"))
+    assert pool.put(hung.job("second"))
+    assert pool.put(hung.job("third"))
     until(lambda: len(hung.began) == 10, 10)
-    assert (hung.began.count(("greedy", 0)), turns.waiting) == (8, 72)
+    assert (hung.began.count(("greedy", 0)), pool.waiting) == (8, 72)
 
 
-def test_queues_take_turns(turns: Turns, hung: Hung) -> None:
+def test_queues_take_turns(pool: FairPool, hung: Hung) -> None:
     running = [hung.job("greedy") for _ in range(8)]
     for job in running:
-        turns.put(job)
+        pool.put(job)
     for index in range(3):
-        turns.put(hung.job("greedy", index))
+        pool.put(hung.job("greedy", index))
     for index in range(5):
-        turns.put(hung.job("modest", index))
+        pool.put(hung.job("modest", index))
     until(lambda: len(hung.began) == 12, 30)  # half of the rest is for the second one
     assert sum(who == "modest" for who, _ in hung.began) == 4
     for job in running:
-        turns.over(job)
+        pool.over(job)
     until(lambda: len(hung.began) == 16, 30)
-    assert turns.waiting == 0
+    assert pool.waiting == 0
     assert {("modest", index) for index in range(5)} <= set(hung.began)
 
 
-def test_what_nobody_waits_for_is_left_out(turns: Turns, hung: Hung) -> None:
+def test_what_nobody_waits_for_is_left_out(pool: FairPool, hung: Hung) -> None:
     running = [hung.job("one", index) for index in range(8)]
     for job in running:
-        turns.put(job)
+        pool.put(job)
     waits = hung.job("one", 100)
-    turns.put(waits)
-    assert turns.abandon(waits)
-    assert not turns.abandon(running[0])
+    pool.put(waits)
+    assert pool.abandon(waits)
+    assert not pool.abandon(running[0])
     for job in running:
-        turns.over(job)
-    turns.put(hung.job("one", 101))
+        pool.over(job)
+    pool.put(hung.job("one", 101))
     until(lambda: ("one", 101) in hung.began, 10)
     assert ("one", 100) not in hung.began
-    assert turns.waiting == 0
+    assert pool.waiting == 0
 
 
-def test_a_queue_has_a_limit(turns: Turns, hung: Hung) -> None:
-    taken = sum(turns.put(hung.job("one")) for _ in range(200))
+def test_a_queue_has_a_limit(pool: FairPool, hung: Hung) -> None:
+    taken = sum(pool.put(hung.job("one")) for _ in range(200))
     assert taken == 108  # eight have begun

@@ -1,9 +1,9 @@
 """Work that waits for stores, and holds no thread meanwhile.
 
-What has come to a `Wait` is parked here. It goes on when what it waits for says that it is done, or
-when its time is up. What cannot tell is looked at now and then.
+Work that has come to a `Wait` is parked here. It goes on when the awaited thing announces that it
+is done, or at the deadline of the wait. An awaited thing that cannot announce is polled.
 
-Threads: one, that of the loop. What tells may do so in any.
+Threads: one, that of the loop. The announcement may come from any.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Generic, TypeVar
 
 from kvferry.cache.steps import Awaited, Wait
 
-__all__ = ["Waits"]
+__all__ = ["WaitQueue"]
 
 T = TypeVar("T")
 
-# How often is looked at what does not tell.
-_LOOK_S = 0.005
+# How often awaited things that cannot announce are polled.
+_POLL_S = 0.005
 
 
 class _Parked(Generic[T]):
-    """What waits, what for (None: it goes on), and until when."""
+    """Parked work, what it waits for (None: it goes on), and its deadline."""
 
     __slots__ = ("of", "until", "work")
 
@@ -37,7 +37,7 @@ class _Parked(Generic[T]):
         self.until = until
 
 
-class Waits(Generic[T]):
+class WaitQueue(Generic[T]):
     """See the module.
 
     Args:
@@ -46,7 +46,7 @@ class Waits(Generic[T]):
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._told: deque[_Parked[T]] = deque()
+        self._announced: deque[_Parked[T]] = deque()
         self._timers: list[tuple[float, int, _Parked[T]]] = []
         self._numbers = itertools.count()
         self._loop = 0
@@ -61,17 +61,17 @@ class Waits(Generic[T]):
         return self._timers[0][0] if self._timers else None
 
     def park(self, work: T, wait: Wait) -> None:
-        """It goes on when what it waits for is done, or its time is up."""
+        """Park work until what it waits for is done, or its deadline."""
         now, self._loop = time.monotonic(), threading.get_ident()
         parked = _Parked(work, wait.of, now + wait.timeout_s)
         self._parked.add(parked)
-        self._look_at(parked, parked.until if self._arm(parked, wait.of) else now + _LOOK_S)
+        self._look_at(parked, parked.until if self._arm(parked, wait.of) else now + _POLL_S)
 
     def ready(self, now: float) -> list[T]:
-        """What may go on now."""
+        """The work that goes on now."""
         found = []
-        while self._told:
-            parked = self._told.popleft()
+        while self._announced:
+            parked = self._announced.popleft()
             if parked.of is not None and parked.of.done:
                 found.append(self._taken(parked))
             elif parked.of is not None:
@@ -83,11 +83,11 @@ class Waits(Generic[T]):
             if parked.until <= now or parked.of.done:
                 found.append(self._taken(parked))
             else:
-                self._look_at(parked, now + _LOOK_S)
+                self._look_at(parked, now + _POLL_S)
         return found
 
     def close(self) -> list[T]:
-        """All that waits; nothing of it goes on."""
+        """All parked work; none of it goes on."""
         left = [parked.work for parked in self._parked]
         self._parked.clear()
         self._timers.clear()
@@ -97,17 +97,17 @@ class Waits(Generic[T]):
         parked.of = None
         self._parked.discard(parked)
         if not self._parked:
-            self._timers.clear()  # those that are left are nobody's
+            self._timers.clear()  # what is left is of work that went on
         return parked.work
 
     def _arm(self, parked: _Parked[T], of: Awaited) -> bool:
-        """Be told when it is done; whether it can."""
+        """Have the awaited thing announce that it is done; whether it can."""
         tell = getattr(of, "tell", None)
         if tell is None:
             return False
 
         def told() -> None:
-            self._told.append(parked)
+            self._announced.append(parked)
             if threading.get_ident() != self._loop:
                 self._wake()
 

@@ -1,11 +1,11 @@
-"""Threads for work that waits, in turns: no engine process keeps the others from theirs.
+"""A pool of threads that engine processes share fairly: none keeps the others from theirs.
 
-A process may have no more threads than are idle: one that is alone gets half of them, a second one
-half of the rest, and there is always a thread for somebody who comes. What has to wait does so in a
-queue of its process, without a thread; the queues take turns. Work that nobody waits for any more
-is left out when it has not begun.
+A process may use no more threads than are idle: one that is alone gets half of them, a second one
+half of the rest, and there is always a thread for a process that comes. A job that has to wait is
+in the queue of its process; the queues are served round robin. An abandoned job that has not begun
+is dropped.
 
-Threads: one, that of the loop; `work` is called in those of the pool.
+Threads: one, that of the loop; `work` is called in the threads of the pool.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable
 
 from kvferry.base.threads import Guarded
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["FairJob", "FairPool"]
 
 
-class Turn:
-    """Work, and whose it is."""
+class FairJob:
+    """A job, and the process that it is for."""
 
     __slots__ = ("began", "who", "work")
 
@@ -31,13 +31,13 @@ class Turn:
         self.began = False
 
 
-class Turns:
+class FairPool:
     """See the module.
 
     Args:
         threads: How many there are at most.
         name: Of the threads.
-        jobs_max: How many may wait, of all processes.
+        jobs_max: How many jobs may wait, of all processes.
     """
 
     def __init__(self, threads: int, name: str, jobs_max: int = 4096) -> None:
@@ -48,11 +48,11 @@ class Turns:
         self._threads_max = self._idle = threads
         self._jobs_max = jobs_max
         self._running: Counter[Hashable] = Counter()
-        self._queues: dict[Hashable, deque[Turn]] = {}  # who is first has the next turn
+        self._queues: dict[Hashable, deque[FairJob]] = {}  # the first one is served next
         self.waiting = 0
 
-    def put(self, job: Turn, *, goes_on: bool = False) -> bool:
-        """Have it run when it is its turn; False: too many wait, and it is not one that goes on."""
+    def put(self, job: FairJob, *, goes_on: bool = False) -> bool:
+        """Queue a job; False: too many wait, and it is not the next step of work that has begun."""
         if self.waiting >= self._jobs_max and not goes_on:
             return False
         self._queues.setdefault(job.who, deque()).append(job)
@@ -60,16 +60,16 @@ class Turns:
         self._start()
         return True
 
-    def over(self, job: Turn) -> None:
-        """Its thread is free again."""
+    def over(self, job: FairJob) -> None:
+        """The thread of a job is idle again."""
         self._idle += 1
         self._running[job.who] -= 1
         if not self._running[job.who]:
             del self._running[job.who]
         self._start()
 
-    def abandon(self, job: Turn) -> bool:
-        """Nobody waits for it any more; False: it has begun, and `over` will follow."""
+    def abandon(self, job: FairJob) -> bool:
+        """Drop a job that nobody waits for; False: it has begun, and `over` will follow."""
         if job.began:
             return False
         self.waiting -= 1
@@ -80,13 +80,13 @@ class Turns:
         return True
 
     def close(self) -> None:
-        """Begin nothing any more; nobody is waited for."""
+        """Begin no more jobs; those that run are not waited for."""
         self._queues.clear()
         for _ in self._threads:
             self._begun.put(None)
 
     def _start(self) -> None:
-        """Begin what may begin, a job of each process in turns."""
+        """Begin the jobs that may begin, one of each process in turn."""
         while self._idle:
             who = next((w for w in self._queues if self._running[w] < self._idle), None)
             if who is None:
