@@ -65,7 +65,7 @@ LIMIT_S = 30.0
 _STRANGER = """
 import os, sys
 import support.holdings, kvferry.sharing.membership.framing, kvferry.sharing.controller.controller
-import kvferry.integrations.vllm.ranks, encodings.idna
+import kvferry.integrations.vllm.connector.ranks, encodings.idna
 os.environ["XDG_RUNTIME_DIR"] = sys.argv[1]
 if sys.argv[2] != "0":
     os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
@@ -99,8 +99,8 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[Stranger]:
 
 _FORGES = """
 from kvferry.errors import KVFerryError
-from kvferry.membership.framing import InstanceProcess, Link
-from kvferry.membership.messages import InstanceRegistered, MemoryUsage, RegisterInstance
+from kvferry.sharing.membership.framing import InstanceProcess, Link
+from kvferry.sharing.membership.messages import InstanceRegistered, MemoryUsage, RegisterInstance
 from support.holdings import IDENTITY
 print("ready", flush=True)
 for secret in ("", "guess", "0" * 64):
@@ -373,7 +373,7 @@ def test_a_page_in_a_browser_writes_nothing_to_a_node(method: str) -> None:
 # --- Ranks of an engine ---
 
 _RANK = """
-from kvferry.integrations.vllm.ranks import RankAnswers
+from kvferry.integrations.vllm.connector.ranks import RankAnswers
 class Finder:
     shared = bytes(8)
     def find(self, prompt): return 3
@@ -383,8 +383,8 @@ print("ready", flush=True)
 __import__("time").sleep(600)
 """
 _ASKS = """
-from kvferry.cache.prompt import read_prompt
-from kvferry.integrations.vllm.ranks import RankFinder, ask_text
+from kvferry.chunks.prompt import read_prompt
+from kvferry.integrations.vllm.connector.ranks import RankFinder, ask_text
 print("ready", flush=True)
 prompt = read_prompt(range(80), 8, b"")
 print(RankFinder([sys.argv[3]], 5.0).find(prompt), flush=True)

@@ -10,7 +10,7 @@ Every worker maps the memory of the server and copies its blocks straight out of
 go hashes and page numbers only. All engines of a host that run the same model share what any of
 them computed, and what one stored stays when it ends. All else is as in `connector`: what a request
 may load is found out while others are computed, and brought into the server's memory and held there
-before it is promised (`held`).
+before it is promised (`held_cache`).
 
 Without a server vLLM runs as if there were no connector. A server that ends takes with it what is
 being loaded, which is computed instead; one that comes back is used again.
@@ -26,14 +26,12 @@ from typing import Any
 
 from kvferry.integrations.vllm.connector import opening
 from kvferry.integrations.vllm.connector.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.connector.held import HeldCache
-from kvferry.integrations.vllm.connector.held_finder import HeldFinder
-from kvferry.integrations.vllm.connector.held_meter import SHOWN
+from kvferry.integrations.vllm.connector.held_cache import SHOWN, HeldCache
 from kvferry.integrations.vllm.connector.in_process import KvferryConnector
-from kvferry.integrations.vllm.connector.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.connector.opening import OpenRank
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
+from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from kvferry.server.client.greet import greet
@@ -109,7 +107,7 @@ class KvferryMPConnector(KvferryConnector):
         with all_processors():
             answers = RankAnswers(
                 rank.name,
-                HeldFinder(held),
+                held,
                 release_blocks=worker.release_blocks,
                 chunk_size=config.chunk_size,
             )
