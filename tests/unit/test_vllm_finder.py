@@ -14,7 +14,6 @@ import pytest
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.base.errors import ClosedError, UsageError
 from kvferry.chunks.prompt import Prompt, read_prompt
-from kvferry.integrations.vllm.connector import rank as rank_module
 from kvferry.integrations.vllm.connector import ranks
 from kvferry.integrations.vllm.connector.explain import explained, running, teller
 from kvferry.integrations.vllm.connector.finder import BackendFinder
@@ -367,7 +366,7 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:
     (answers,) = opened(engine_id, Rank(3))
-    with rank_module.connect(address(engine_id, 0), 10) as line:
+    with ranks.connect(address(engine_id, 0), 10) as line:
         line.sendall(question)
         with suppress(ConnectionResetError):  # there was more than it wanted to read
             assert line.recv(1) == b""
