@@ -24,8 +24,9 @@ from kvferry.connectors.serde import CODECS
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.integrations.sglang.host_pages import PagePart
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.tier_options import read_options
+from kvferry.integrations.vllm.tier.transfers import TierLimits
 from support.connectors import space_of
 from support.lmcache_client import Caller
 from support.servers import TestServer

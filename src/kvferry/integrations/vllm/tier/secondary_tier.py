@@ -36,9 +36,10 @@ from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
 from kvferry.integrations.vllm.speed import device_ops_s, guess
-from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.sources import Sources
-from kvferry.integrations.vllm.tier.tier_families import STORE_AVAILABLE
+from kvferry.integrations.vllm.tier.store_channel import in_the_background
+from kvferry.integrations.vllm.tier.tier_cost import Patience, TierSteps
 from kvferry.integrations.vllm.tier.tier_identity import (
     TierEngine,
     chunk_tokens,
@@ -47,11 +48,8 @@ from kvferry.integrations.vllm.tier.tier_identity import (
     warn_of_random_seed,
 )
 from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
-from kvferry.integrations.vllm.tier.tier_patience import Patience
-from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, Observed
-from kvferry.integrations.vllm.tier.tier_steps import TierSteps
-from kvferry.integrations.vllm.tier.tier_threads import in_the_background
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
+from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, STORE_AVAILABLE, Observed
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits
 from kvferry.integrations.vllm.versions import need
 from kvferry.metrics.collector import unregister_series
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
-from kvferry.integrations.vllm.tier.tier_patience import Patience
+from kvferry.integrations.vllm.tier.tier_cost import Patience
 
-__all__ = ["FinishedTransfer", "TransferLimits", "Transfers"]
+__all__ = ["FinishedTransfer", "TierLimits", "Transfers"]
 
 # Why nothing was begun, for people.
 _WORDS = {
@@ -40,8 +40,8 @@ _STATUS = tuple(status.name.lower() for status in Status)
 
 
 @dataclass(frozen=True, slots=True)
-class TransferLimits:
-    """Limits of jobs.
+class TierLimits:
+    """Limits of a tier.
 
     Attributes:
         load_timeout_s: Deadline of a load, plus its bytes at `floor_rate_bytes_s`.
@@ -49,6 +49,10 @@ class TransferLimits:
         store_timeout_s: Deadline of a store, plus its bytes likewise.
         store_bytes_max: What may be on its way to the store.
         floor_rate_bytes_s: The slowest transfer that counts as alive.
+        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
+            as long as that can pay.
+        drain_timeout_s: How long `TierCore.drain` and `close` wait for stores before they withdraw
+            what is in flight.
     """
 
     load_timeout_s: float = 1.0
@@ -56,6 +60,8 @@ class TransferLimits:
     store_timeout_s: float = 5.0
     store_bytes_max: int = 1 << 62
     floor_rate_bytes_s: float = 50e6
+    lookup_timeout_s: float | None = None
+    drain_timeout_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -121,7 +127,7 @@ class Transfers:
         row_bytes: int,
         names_of: Callable[[Sequence[bytes]], list[str]],
         missing: Callable[[Sequence[bytes]], list[int]],
-        limits: TransferLimits,
+        limits: TierLimits,
         counts: Counter[str],
         patience: Patience,
     ) -> None:
