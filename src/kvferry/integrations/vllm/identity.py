@@ -17,7 +17,7 @@ is said in the log once.
 Fields that have their default are left out, and everything is read with a default: the two versions
 of vLLM that are tested (see `versions`) have not all of them, and a later one may have others. What
 differs for each request (LoRA, multimodal input, cache salt) is no part of this: it belongs to the
-hash of a chunk, vLLM's own or that of `hashing`.
+hash of a chunk, vLLM's own or that of `connector.request_hashes`.
 
 All integrations of vLLM take their fields from here, so that what one of them tells apart all do.
 How many requests, tokens or bytes an engine has room for changes no KV and is left out.

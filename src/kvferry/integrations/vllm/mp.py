@@ -24,11 +24,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from kvferry.integrations.vllm.connector import opening
+from kvferry.integrations.vllm.connector import factory
 from kvferry.integrations.vllm.connector.affinity import all_processors, thread_start
+from kvferry.integrations.vllm.connector.factory import OpenRank
 from kvferry.integrations.vllm.connector.held_cache import SHOWN, HeldCache
 from kvferry.integrations.vllm.connector.in_process import KvferryConnector
-from kvferry.integrations.vllm.connector.opening import OpenRank
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings
@@ -64,7 +64,7 @@ class KvferryMPConnector(KvferryConnector):
 
     def _size_of_ranks(self, url: str, token_file: Path | None) -> int:
         """What the ranks took, which are there before the scheduler is."""
-        ranks = RankFinder(opening.rank_names(self._vllm_config), 0.0)
+        ranks = RankFinder(factory.rank_names(self._vllm_config), 0.0)
         size = ranks.chunk_size()
         ranks.close()
         self._agreed = size > 0
@@ -78,7 +78,7 @@ class KvferryMPConnector(KvferryConnector):
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         # A server that is away or silent is given up much sooner, by the ranks themselves.
         limit_s = 2 * self._settings.cache.retrieve_timeout_s
-        return opening.open_scheduler(
+        return factory.open_scheduler(
             vllm_config, transfer, self._settings, self._block_size, limit_s, self._agreed
         )
 
@@ -103,7 +103,7 @@ class KvferryMPConnector(KvferryConnector):
             chunk_bytes=rank.layout.chunk_bytes,
         )
         # The server's memory is not pinned: that would back the pages that it holds back.
-        worker = opening.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
+        worker = factory.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
         with all_processors():
             answers = RankAnswers(
                 rank.name,

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.chunks.prompt import Prompt, read_prompt
-from kvferry.integrations.vllm.connector.hashing import request_salt
 from kvferry.integrations.vllm.connector.ranks import address, ask_text
+from kvferry.integrations.vllm.connector.request_hashes import request_salt
 
 if TYPE_CHECKING:
     from kvferry.cache import TieredCache

@@ -13,7 +13,7 @@ No request fails because of a cache: what cannot be loaded is computed. vLLM wou
 unless ``kv_load_failure_policy`` is "recompute", so this connector sets it, and says so.
 
 vLLM's manager for several kinds of layers (HMA) is not supported, so vLLM turns it off and keeps
-layers with a sliding window whole. What cannot be cached correctly is refused; see `shard`.
+layers with a sliding window whole. What cannot be cached correctly is refused; see `rank_identity`.
 
 This module needs vLLM.
 """
@@ -30,9 +30,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from kvferry.integrations.vllm.connector import opening
+from kvferry.integrations.vllm.connector import factory
+from kvferry.integrations.vllm.connector.factory import OpenRank
 from kvferry.integrations.vllm.connector.interfaces import Work
-from kvferry.integrations.vllm.connector.opening import OpenRank
 from kvferry.integrations.vllm.connector.rank_identity import check_engine
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
@@ -89,10 +89,10 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         settings, limit_s = self._settings, self._settings.cache.retrieve_timeout_s
-        return opening.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
+        return factory.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
 
     def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
-        return opening.open_worker(rank)
+        return factory.open_worker(rank)
 
     # --- Beside the scheduler ---
 
@@ -149,7 +149,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._answers.close()
             left = before.abandon()
             self._at_exit.detach()
-        rank = opening.open_rank(
+        rank = factory.open_rank(
             self._vllm_config, self._kv_cache_config, self._spec, self._settings, kv_caches
         )
         self._answers, worker = self._open_worker(rank)

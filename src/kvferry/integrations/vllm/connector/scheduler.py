@@ -31,9 +31,14 @@ from kvferry.chunks.generation import FIRST, drawn, joined, named
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.config.remote_sources import Address, node_in
-from kvferry.integrations.vllm.connector.hashing import RequestHashes, fit, holds, request_hashes
 from kvferry.integrations.vllm.connector.interfaces import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.connector.lookup_threads import Question, Questions
+from kvferry.integrations.vllm.connector.request_hashes import (
+    RequestHashes,
+    fit,
+    holds,
+    request_hashes,
+)
 
 __all__ = ["RequestWait", "SchedulerHalf"]
 

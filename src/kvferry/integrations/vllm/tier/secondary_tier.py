@@ -35,7 +35,7 @@ from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.speed import device_ops_s, guess
+from kvferry.integrations.vllm.device_speed import device_ops_s, guess
 from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.sources import Sources
 from kvferry.integrations.vllm.tier.store_channel import in_the_background

@@ -1,4 +1,4 @@
-"""Opens the halves of the connectors.
+"""Makes the halves of the connectors: beside the scheduler, and in a worker over a cache.
 
 This module needs vLLM.
 """
@@ -26,16 +26,16 @@ from kvferry.integrations.vllm.connector.affinity import (
 )
 from kvferry.integrations.vllm.connector.explain import teller
 from kvferry.integrations.vllm.connector.finder import BackendFinder
-from kvferry.integrations.vllm.connector.hashing import request_hashes
 from kvferry.integrations.vllm.connector.interfaces import Backend
 from kvferry.integrations.vllm.connector.rank_identity import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
+from kvferry.integrations.vllm.connector.request_hashes import request_hashes
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.step_times import step_clock
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
+from kvferry.integrations.vllm.device_speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.lora_adapters import Adapters, watch
-from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.versions import vllm_version
 from kvferry.sharing import TieredCache
 
