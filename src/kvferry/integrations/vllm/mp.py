@@ -40,7 +40,7 @@ __all__ = ["KvferryMPConnector"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What a step without computing waits for an answer: else the engine turns in a circle.
+# What a step without computing waits for an answer: else the engine's loop would spin.
 _IDLE_S = 0.0005
 # What the start of a rank waits for a server that may be there, to ask for its chunk size.
 _GREET_S = 1.0

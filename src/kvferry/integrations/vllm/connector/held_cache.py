@@ -6,7 +6,7 @@ what lay in a store takes its time to come. So here the answer is made true befo
 chunks are brought into the server's memory and leased (`find`), and the load that follows reads
 those pages (`retrieve`). Between the two nobody can evict them.
 
-What is held and not loaded is let go after `hold_s`: the request was aborted, or asks again.
+What is held and not loaded is let go after `hold_s`.
 
 - A server that is away is not asked: that costs nothing. One that does not answer costs half of
   what computing the prompt takes, once, until it shows that it lives.
@@ -52,14 +52,15 @@ SHOWN = (
     *("kvferry_shed_chunks", *_OF_ENGINE),
 )
 
+# Chunks that no load has used are let go after this: the request was aborted, or asks again.
 HOLD_S = 10.0
 # For pages that are in memory already: the time of one message, and not of stores.
 _HERE_S = 0.25
 # A server that does not answer is waited for so long, as a part of the time of computing.
 _HUNG_SHARE = 0.5
-# How often the server is told how quickly we compute, and when that is news.
+# How often the server is told how quickly we compute, and by which change at least.
 _TELL_EVERY_S = 1.0
-_NEWS = 0.05
+_TELL_CHANGE_MIN = 0.05
 
 
 class _Server(Cache, Protocol):
@@ -277,7 +278,7 @@ class HeldCache:
                 told = (deltas.get("counters", {}), deltas.get("histograms", {}))
                 self._teller.submit(self._client.counted, *told)
         pairs_of = zip(known, self._told, strict=True) if self._told else ()
-        if self._told and all(abs(new - old) <= _NEWS * old for new, old in pairs_of):
+        if self._told and all(abs(new - old) <= _TELL_CHANGE_MIN * old for new, old in pairs_of):
             return
         self._told = known
         with suppress(RuntimeError):  # it is being closed

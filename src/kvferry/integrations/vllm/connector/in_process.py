@@ -82,7 +82,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 _log.info("kv_load_failure_policy is set to recompute: no request fails for KV")
             self._ranks, self._scheduler = self._open_scheduler(vllm_config, transfer)
 
-    # --- What another integration has its own of ---
+    # --- What the connector over a cache server does in its own way ---
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
@@ -99,7 +99,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those can be loaded, and whether that takes a while (it does)."""
+        """How many tokens behind these can be loaded, and whether the load is asynchronous."""
         assert self._scheduler is not None
         found = self._scheduler.matched(request, num_computed_tokens)
         return found, bool(found)
@@ -171,7 +171,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.start_loads(work)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: who waits for a load is not computed."""
+        """Nothing to wait for: a request whose load is in flight is not computed."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -181,7 +181,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """All layers are."""
+        """All layers are computed."""
         if self._worker is not None:
             self._worker.end_step()
 

@@ -57,23 +57,23 @@ _log = logging.getLogger("kvferry.integrations.vllm")
 _ANSWER = struct.Struct("<q8s")
 # What a rank may take beyond the limit of its stores: it has a lot to do besides.
 _GRACE_S = 0.2
-# How long a rank that did not answer is left alone.
+# How long a rank that did not answer is not asked, so that each prompt does not wait for it anew.
 _REST_S = 1.0
 _PROOF_BYTES = 32
 # What a proof is waited for: by a scheduler, of a worker that begins; by a worker, of whoever asks.
 _MEET_RANK_S = 2.0
 _MEET_ASKER_S = 5.0
 _HEAD = struct.Struct("<IcIQQQQ16sH")
-_QUESTION_BYTES_MAX = 64 << 20
-_CONNECTIONS_MAX = 64
-_RENEWED_S = 30.0
-_SIZE_S = 5.0
+_QUESTION_BYTES_MAX = 64 << 20  # of hashes: 4 million chunks
+_CONNECTIONS_MAX = 64  # twice the threads of one scheduler that ask (`lookup_threads`)
+_RENEWED_S = 30.0  # a thread waits for it, and nothing else does
+_SIZE_S = 5.0  # asked once, at the start
 # More than `WorkerHalf.release_blocks` takes.
 _RELEASE_BLOCKS_S = 15.0
 # Ranks answer before the scheduler is made; this is patience with a busy machine.
 _CHECK_S = 10.0
 _CHECK_EVERY_S = 0.1
-_CLOSE_S = 1.0
+_CLOSE_S = 1.0  # for threads whose sockets are shut
 
 # The answering sides of this process.
 _here: dict[str, RankAnswers] = {}

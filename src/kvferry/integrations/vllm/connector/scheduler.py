@@ -44,7 +44,7 @@ __all__ = ["RequestWait", "SchedulerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# An answer that is older was perhaps true once.
+# An answer that is older is stale: what it found may have been evicted.
 _ANSWER_AGE_S = 5.0
 
 

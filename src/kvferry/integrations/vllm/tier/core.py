@@ -50,7 +50,7 @@ class TierCore:
     Args:
         connector: The store, with values as long as a row; closed by `close`.
         view: Memory of rows, contiguous and writable.
-        limits: See there.
+        limits: See `TierLimits`.
         clock: Seconds that only grow.
         patience: How long waiting pays, where the limits do not say how long to wait.
         coding: Chooses how chunks are written; None: that does not change.

@@ -60,7 +60,7 @@ class Lookups:
     """See the head of this module.
 
     Args:
-        wire: The store.
+        channel: The store.
         known: Told of what is there.
         counts: Counts chunks as ``lookup_hit``, ``_miss``, ``_timeout``, ``_down``, ``_declined``.
         patience: Says how long to wait, and whether a load pays.

@@ -9,7 +9,7 @@ chunks between that memory and the store. It runs in vLLM's scheduler, so it nev
 and transfers are native batches that threads without the GIL carry out, and their ends are looked
 for once a step. What vLLM's key does not say (model, weights, layout, workers) is in the identity,
 which is in every key and frame, and comes from the configuration that `tier_connector` hands on.
-See docs/guides/vllm-tier.md; options: `offload.options`.
+See docs/guides/vllm-tier.md; options: `tier_options`.
 
 A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM knows the
 name by the entry point (`plugin`).

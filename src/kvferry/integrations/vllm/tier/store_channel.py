@@ -16,7 +16,7 @@ the place of the one that handed the batch over, for milliseconds. So stores are
 next tick instead.
 
 Ownership: buffers belong to the store until `then` was called. Threads: one; nothing is locked.
-Failure: a batch that cannot be sent is refused (False), and `then` is not called. No method raises
+Failure: a batch that cannot be sent is refused (None), and `then` is not called. No method raises
 what a store does wrong, and none of them blocks but `wait`.
 """
 

@@ -1,8 +1,8 @@
 """Loads and stores between rows of a view and a store, each a native batch without a copy.
 
     transfers.load(job, keys, rows)     # returns at once
-    wire.poll()
-    transfers.take()                    # [Finished(job, success=False, loaded=[...])]
+    channel.poll()
+    transfers.take()                    # [FinishedTransfer(job, success=False, done=[...])]
 
 A job is one batch: the socket reads into, and writes from, the rows themselves. It is finished when
 no thread of ours touches its rows any more, and not before: a load that is given up is withdrawn,
@@ -109,12 +109,12 @@ class Transfers:
     """See the head of this module.
 
     Args:
-        wire: The store.
+        channel: The store.
         view: The memory that rows lie in: contiguous, writable.
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
         missing: The indices of those chunks that the store has not, as far as is known.
-        limits: See there.
+        limits: See `TierLimits`.
         patience: Says how long loads may get nothing; told what they took.
         counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
             ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
