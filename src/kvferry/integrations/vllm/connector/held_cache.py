@@ -6,7 +6,7 @@ what lay in a store takes its time to come. So here the answer is made true befo
 chunks are brought into the server's memory and leased (`find`), and the load that follows reads
 those pages (`retrieve`). Between the two nobody can evict them.
 
-What is held and not loaded is let go after `hold_s`: the request was aborted, or asks again.
+What is held and not loaded is let go after `hold_s`.
 
 - A server that is away is not asked: that costs nothing. One that does not answer costs half of
   what computing the prompt takes, once, until it shows that it lives.
@@ -32,23 +32,35 @@ from kvferry.base.threads import Guarded, Workers, noticed
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.store.store_tiers import MEMORY
+from kvferry.chunks.generation import shared_of
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt, Tokens
 from kvferry.client.buffers import BufferLike
-from kvferry.integrations.vllm.connector.held_meter import HeldMeter
+from kvferry.integrations.vllm.connector.finder import count_rest, reason_of_miss
 from kvferry.integrations.vllm.connector.interfaces import Cache
 from kvferry.metrics import CacheMetrics
+from kvferry.metrics.deltas import MetricDeltas, add_deltas
 
-__all__ = ["HeldCache"]
+__all__ = ["SHOWN", "HeldCache"]
 
+_OF_ENGINE = ("kvferry_ttft_share", "kvferry_memory_seconds", "kvferry_memory_bytes")
+_UNASKED = ("kvferry_tokens_requested", "kvferry_missed_chunks")
+# The families that an engine can show; the server has the others.
+SHOWN = (
+    *("kvferry_tokens_requested", "kvferry_tokens_hit", "kvferry_bytes_hit"),
+    *("kvferry_missed_chunks", "kvferry_lookup_seconds", "kvferry_retrieve_seconds"),
+    *("kvferry_shed_chunks", *_OF_ENGINE),
+)
+
+# Chunks that no load has used are let go after this: the request was aborted, or asks again.
 HOLD_S = 10.0
 # For pages that are in memory already: the time of one message, and not of stores.
 _HERE_S = 0.25
 # A server that does not answer is waited for so long, as a part of the time of computing.
 _HUNG_SHARE = 0.5
-# How often the server is told how quickly we compute, and when that is news.
+# How often the server is told how quickly we compute, and by which change at least.
 _TELL_EVERY_S = 1.0
-_NEWS = 0.05
+_TELL_CHANGE_MIN = 0.05
 
 
 class _Server(Cache, Protocol):
@@ -102,7 +114,7 @@ class HeldCache:
         chunk_bytes: int = 0,
     ) -> None:
         self._client = client
-        self._meter = HeldMeter(chunk_bytes)
+        self._meter = _HeldMeter(chunk_bytes)
         self._lookup_timeout_s = lookup_timeout_s
         self._load_timeout_s = load_timeout_s
         self._hold_s = hold_s
@@ -189,6 +201,15 @@ class HeldCache:
         limit_s = model.total_s(*prompt.queued) + max(_HERE_S, _HUNG_SHARE * compute_s)
         return min(limit_s, self._load_timeout_s)
 
+    def now(self, prompt: Prompt) -> int | None:
+        """See `Finder`: nothing, while there is no server."""
+        return None if self.available else 0
+
+    @property
+    def shared(self) -> bytes:
+        """See `Finder`."""
+        return shared_of(self._client.generation)
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a `find` that is under way has ended, for so long at most."""
         with self._changed:
@@ -257,7 +278,7 @@ class HeldCache:
                 told = (deltas.get("counters", {}), deltas.get("histograms", {}))
                 self._teller.submit(self._client.counted, *told)
         pairs_of = zip(known, self._told, strict=True) if self._told else ()
-        if self._told and all(abs(new - old) <= _NEWS * old for new, old in pairs_of):
+        if self._told and all(abs(new - old) <= _TELL_CHANGE_MIN * old for new, old in pairs_of):
             return
         self._told = known
         with suppress(RuntimeError):  # it is being closed
@@ -276,7 +297,8 @@ class HeldCache:
     def renewed(self, ended: bytes, own: bytes) -> None:
         """See `kvferry.server.Client.renewed`; what is held is let go."""
         self._drop(lambda hold: True)
-        self._client.renewed(ended, own)
+        with suppress(KVFerryError):  # it is being closed
+            self._client.renewed(ended, own)
 
     def stats(self) -> dict[str, Any]:
         """Those of the client, and how many prompts are held."""
@@ -347,6 +369,79 @@ class HeldCache:
                     continue
             now = self._clock()
             self._drop(lambda hold, now=now: hold.until <= now)  # type: ignore[misc]
+
+
+class _HeldMeter:
+    """What an engine sees of a cache server, for its own ``/metrics`` and for the server's.
+
+    The server counts what is loaded and stored there. It is told now and then what it cannot know:
+    what a request wanted and was not even asked for, because a look-up said that it is not there;
+    copies between the shared memory and the engine; the times to first tokens. Threads: any.
+
+    Args:
+        chunk_bytes: Length of a chunk.
+
+    Attributes:
+        metrics: What the engine shows.
+    """
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.metrics = CacheMetrics()
+        self._chunk_bytes = chunk_bytes
+        self._unasked = CacheMetrics()
+        self._lock = threading.Lock()
+        self._deltas = (
+            MetricDeltas(self.metrics, only=_OF_ENGINE),
+            MetricDeltas(self._unasked, only=_UNASKED),
+        )
+
+    def looked_up(self, prompt: Prompt, found: Lookup, took_s: float) -> None:
+        """A look-up is over."""
+        self.metrics.looked_up(took_s)
+        chunks = found.tokens // prompt.chunk_size
+        if not found.arriving_tokens:  # else all of it is retrieved
+            for metrics in (self.metrics, self._unasked):
+                count_rest(metrics, prompt, chunks, found.reason)
+
+    def retrieved(self, prompt: Prompt, hit: Retrieved, took_s: float) -> None:
+        """A retrieve is over."""
+        size, metrics = prompt.chunk_size, self.metrics
+        metrics.retrieved(took_s)
+        metrics.requested(prompt.chunks * size)
+        for tier, tokens in hit.tiers.items():
+            if tokens:
+                metrics.hit(tier, tokens, tokens // size * self._chunk_bytes)
+        missed = prompt.chunks - hit.tokens // size
+        if missed > 0:
+            metrics.missed(reason_of_miss(hit.reason), missed)
+
+    def stored(self, stored: Stored, took_s: float) -> None:
+        """A store is over."""
+        if stored.chunks:
+            self.metrics.copied("in", stored.chunks * self._chunk_bytes, took_s)
+        if stored.shed:
+            self.metrics.shed("pool_full", stored.shed)
+
+    def deltas(self) -> dict[str, Any]:
+        """What the server does not know yet; empty where there is nothing."""
+        told: dict[str, Any] = {}
+        with self._lock:
+            for deltas in self._deltas:
+                add_deltas(told, deltas.take())
+        return {
+            kind: families
+            for kind, said in told.items()
+            if (families := {name: grown for name, of in said.items() if (grown := _grown(of))})
+        }
+
+
+def _grown(labels: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are told because they exist."""
+    return {label: value for label, value in labels.items() if _any(value)}
+
+
+def _any(value: Any) -> bool:
+    return sum(value[1]) > 0 if isinstance(value, list) else value > 0
 
 
 def _place(some: bytes, hashes: bytes) -> int | None:

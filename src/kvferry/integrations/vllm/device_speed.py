@@ -2,8 +2,8 @@
 over what the device can do.
 
 A token takes two operations for each weight that it passes, and each pair of tokens four for each
-element of a head's key, in every layer. Devices reach some of their peak. All of that is rough: it
-is the shape of the curve that is used, and its height only until the first steps were measured.
+element of a head's key, in every layer. Devices reach some of their peak. All of this is rough: the
+shape of the curve is used, and its height only until the first steps were measured.
 
 This module needs torch for names of GPUs, and nothing else of vLLM.
 """
@@ -27,12 +27,12 @@ _GPUS = (
     *(("V100", 112), ("RTX 6000 Ada", 364), ("5090", 210), ("4090", 165), ("3090", 71)),
     *(("MI355", 2300), ("MI325", 1307), ("MI300", 1307), ("MI250", 362)),
 )
-_OTHER_GPU = 200.0
+_OTHER_GPU = 200.0  # one that the table does not name
 # Two multiply-adds of a vector at a time, 32 bits an element: what a core does in a cycle.
 _VECTOR_BITS = {"avx512f": 512, "avx2": 256}
-_HZ = 2.5e9
-# What of the peak is reached.
-_SHARE = 0.4
+_CPU_HZ = 2.5e9  # where the kernel does not say the clock
+# Of the peak, what a prefill is guessed to reach, until steps were measured.
+_PEAK_SHARE = 0.4
 
 
 def device_name(device: Any, threads: int) -> str:
@@ -57,12 +57,12 @@ def device_ops_s(gpu: str, threads: int) -> float:
         threads: How many compute, on a CPU.
     """
     if gpu:
-        return _SHARE * next((ops for part, ops in _GPUS if part in gpu), _OTHER_GPU) * 1e12
+        return _PEAK_SHARE * next((ops for part, ops in _GPUS if part in gpu), _OTHER_GPU) * 1e12
     cpu = _cpu()
     flags = cpu.get("flags", "").split()
     bits = next((width for flag, width in _VECTOR_BITS.items() if flag in flags), 128)
-    hz = float(cpu.get("cpu MHz") or 0) * 1e6 or _HZ
-    return _SHARE * threads * hz * (bits / 32) * 2 * 2
+    hz = float(cpu.get("cpu MHz") or 0) * 1e6 or _CPU_HZ
+    return _PEAK_SHARE * threads * hz * (bits / 32) * 2 * 2
 
 
 def guess(vllm_config: Any, ops_s: float) -> Coefficients | None:

@@ -17,7 +17,7 @@ vLLM's own block hashes are not used: 0.22.1 seeds them at random.
 Some requests have no hashes: those with prompt embeddings, whose tokens say nothing; those whose
 input is still growing, because vLLM takes tokens back from them; multimodal ones without
 identifiers; and those with an adapter of which nobody knows what the engine has loaded, see
-`adapters`. They are computed as if there were no cache.
+`lora_adapters`. They are computed as if there were no cache.
 """
 
 from __future__ import annotations

@@ -35,15 +35,22 @@ from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.sglang.host_pages import PagePart
 
-__all__ = ["PageStore"]
+__all__ = ["PagePart", "PageStore"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
 # A job ends at its deadline; so much later it is a bug of ours, which must not hang anybody.
 _GRACE_S = 2.0
 _CLEAR_S = 30.0
 _RATES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """One value of a stored page: what its key ends in, and its length."""
+
+    suffix: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Opens the halves of the connectors.
+"""Makes the halves of the connectors: beside the scheduler, and in a worker over a cache.
 
 This module needs vLLM.
 """
@@ -26,16 +26,16 @@ from kvferry.integrations.vllm.connector.affinity import (
 )
 from kvferry.integrations.vllm.connector.explain import teller
 from kvferry.integrations.vllm.connector.finder import BackendFinder
-from kvferry.integrations.vllm.connector.hashing import request_hashes
 from kvferry.integrations.vllm.connector.interfaces import Backend
 from kvferry.integrations.vllm.connector.rank_identity import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
+from kvferry.integrations.vllm.connector.request_hashes import request_hashes
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.step_times import step_clock
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
+from kvferry.integrations.vllm.device_speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.lora_adapters import Adapters, watch
-from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.versions import vllm_version
 from kvferry.sharing import TieredCache
 
@@ -45,6 +45,8 @@ _log = logging.getLogger("kvferry.integrations.vllm")
 
 # What an answer may take beyond its limit, if a worker is busy.
 _GRACE_S = 0.25
+# What a rank waits at its start for a store to say whether it can be used.
+_CONTACT_S = 1.0
 
 
 def open_scheduler(
@@ -204,27 +206,23 @@ def worker_half(
     )
 
 
-# What a rank waits at its start for a store to say whether it can be used.
-_CONTACT_S = 1.0
-
-
 def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
     """The half in a worker with a cache of its own, and what answers for it."""
     config = rank.settings.cache
     with all_processors():
         # What is looked up is loaded: so the reads leave with the question.
-        engine = TieredCache(rank.identity, config.replace(enable_async_loading=True))
-        engine.learning.know_device(device_name(rank.device, _computing_threads()))
-    for store in engine.tiers:
+        cache = TieredCache(rank.identity, config.replace(enable_async_loading=True))
+        cache.learning.know_device(device_name(rank.device, _computing_threads()))
+    for store in cache.tiers:
         where = next(each.address for each in config.stores if each.name == store.tier.name)
         _log.info("kvferry: store %s at %s %s", store.tier.name, where, store.contact(_CONTACT_S))
-    worker = worker_half(rank, engine, engine.learning.expect, memory=[engine.memory.whole])
+    worker = worker_half(rank, cache, cache.learning.expect, memory=[cache.memory.whole])
     with all_processors():
         worker.status_socket = open_status_socket(
-            engine, f"vLLM {vllm_version() or ''}, rank {rank.number}"
+            cache, f"vLLM {vllm_version() or ''}, rank {rank.number}"
         )
-        finder = BackendFinder([engine])
-        return RankAnswers(rank.name, finder, teller(engine), worker.release_blocks), worker
+        finder = BackendFinder([cache])
+        return RankAnswers(rank.name, finder, teller(cache), worker.release_blocks), worker
 
 
 def _computing_threads() -> int:
