@@ -15,8 +15,8 @@ import pytest
 from engine_lane.install import environment_for
 
 from kvferry.config import ClientConfig
+from kvferry_lab.latency.cells import read_commands, sequential_waits
 from kvferry_lab.latency.link import proxied
-from kvferry_lab.latency.waits import read_commands, sequential_waits
 from kvferry_lab.servers.server import free_port
 from support.servers import TestServer
 

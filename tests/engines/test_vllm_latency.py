@@ -16,8 +16,8 @@ from engines.conftest import VllmVenv
 from engines.integrations import INTEGRATIONS
 from kvferry.cli.main import main
 from kvferry_lab.engines.server import EngineServer
+from kvferry_lab.latency.cells import SentCommand, read_commands
 from kvferry_lab.latency.figures import read_rows
-from kvferry_lab.latency.waits import SentCommand, read_commands
 from kvferry_lab.servers.server import free_port
 from support.servers import TestServer
 

@@ -17,8 +17,7 @@ from kvferry.base.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import find_server
-from kvferry_lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server import ClusterProbe, ServerProbe, open_probe, server_of, shards_of
 from kvferry_lab.servers.server import LabServer, free_port, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup

@@ -24,11 +24,10 @@ from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.connection import Disconnected
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.server import ServerProbe
-from kvferry_lab.latency.cells import LatencyPlan
+from kvferry_lab.latency.cells import LatencyPlan, read_commands
 from kvferry_lab.latency.figures import read_rows
 from kvferry_lab.latency.link import FarStore, far_store, proxied
 from kvferry_lab.latency.run import remove_left, run_latency
-from kvferry_lab.latency.waits import read_commands
 from kvferry_lab.servers.server import free_port
 from support.serve_demo import DemoServer
 from support.servers import TestServer

@@ -14,7 +14,7 @@ from kvferry.cli.numbers import Number
 from kvferry_lab.cli.bench_codec import codec
 from kvferry_lab.cli.bench_engines import engines
 from kvferry_lab.cli.bench_load import memtier_benchmark, redis_benchmark
-from kvferry_lab.cli.outputs import DRAWING, OutputFile
+from kvferry_lab.output import DRAWING, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,8 +103,8 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
     """
     from kvferry_lab.bench import report
     from kvferry_lab.bench.plot import check_plot, write_plot
-    from kvferry_lab.bench.probe import open_probe
     from kvferry_lab.bench.run import ClientBench
+    from kvferry_lab.bench.server import open_probe
     from kvferry_lab.output import write_json
 
     if plot_file:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvferry_lab.cli.outputs import OutputFile
+from kvferry_lab.output import OutputFile
 
 __all__ = ["codec"]
 
@@ -39,7 +39,7 @@ def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) ->
     """
     from kvferry.connectors.serde import CODECS, FP8
     from kvferry_lab.bench import codec as bench
-    from kvferry_lab.bench.loss import measure_loss
+    from kvferry_lab.bench.codec import measure_loss
     from kvferry_lab.output import write_json
 
     content, what = bench.content_of(file, tokens)

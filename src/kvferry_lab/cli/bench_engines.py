@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvferry.cli.numbers import Number
-from kvferry_lab.cli.outputs import DRAWING, OutputFile
+from kvferry_lab.output import DRAWING, OutputFile
 
 _PATH = click.Path(exists=True, path_type=Path)
 _INTEGRATIONS = "none,tier,connector,mp"

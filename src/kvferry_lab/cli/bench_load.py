@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvferry_lab.cli.outputs import OutputFile
+from kvferry_lab.output import OutputFile
 
 if TYPE_CHECKING:
     from kvferry_lab.bench.load import LoadRow

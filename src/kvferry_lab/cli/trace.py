@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvferry.cli.numbers import Number
-from kvferry_lab.cli.outputs import DRAWING, OutputFile
+from kvferry_lab.output import DRAWING, OutputFile
 
 if TYPE_CHECKING:
-    from kvferry_lab.trace.format import Trace
+    from kvferry_lab.trace.format import Trace, TraceOptions
     from kvferry_lab.trace.replay import Replayer
-    from kvferry_lab.trace.sequenced import TraceOptions
 
 __all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
 
@@ -114,9 +113,8 @@ def replay(
     from kvferry.config.setting import policy_name
     from kvferry_lab.bench.plot import check_plot
     from kvferry_lab.trace import report
-    from kvferry_lab.trace.format import load_trace
+    from kvferry_lab.trace.format import TraceOptions, load_trace
     from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
-    from kvferry_lab.trace.sequenced import TraceOptions
 
     if plot_file:
         check_plot()

@@ -15,7 +15,7 @@ from kvferry_lab.latency.cells import LatencyPlan, run_cells
 from kvferry_lab.latency.figures import LatencyRow, row_of
 from kvferry_lab.latency.link import FarStore, far_store, proxied
 from kvferry_lab.latency.report import LatencyReport
-from kvferry_lab.machine import machine_facts, machine_line
+from kvferry_lab.output import machine_facts, machine_line
 
 __all__ = ["remove_left", "run_latency"]
 
