@@ -22,13 +22,9 @@ from typing import Any
 import click
 
 from kvferry.cli.numbers import Number
-from kvferry.config.controller import ControllerConfig
 from kvferry.config.setting import GB
-from kvferry.sharing.controller.controller import Controller
-from kvferry_lab.long_doc.report import mean_ttft
-from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, run_long_doc
+from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, mean_ttft, run_long_doc
 from kvferry_lab.openai_client import OpenAIClient
-from kvferry_lab.servers.server import served, wait_until
 
 __all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "p2p", "run_p2p"]
 
@@ -103,6 +99,10 @@ def run_p2p(plan: P2PPlan, say: Callable[[str], None]) -> list[Measured]:
     Raises:
         UnavailableError: A server did not start; the text has the end of its log.
     """
+    from kvferry.config.controller import ControllerConfig
+    from kvferry.sharing.controller.controller import Controller
+    from kvferry_lab.servers.server import served, wait_until
+
     with tempfile.TemporaryDirectory(prefix="kvferry-p2p-") as folder, ExitStack() as stack:
         any_port = {"pull": 0, "reply": 0, "heartbeat": 0}
         controller = Controller(ControllerConfig(port=0, monitor_ports=any_port))

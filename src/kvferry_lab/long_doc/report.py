@@ -23,7 +23,7 @@ from typing import Any
 
 from kvferry.cli.table import number, table
 from kvferry.http.tables import cell
-from kvferry_lab.long_doc.run import LongDocRun, Record
+from kvferry_lab.long_doc.run import LongDocRun, Record, mean_ttft
 
 __all__ = [
     "HitLoss",
@@ -31,7 +31,6 @@ __all__ = [
     "best_hits",
     "hit_loss",
     "loss_lines",
-    "mean_ttft",
     "missed_expectations",
     "plot_rounds",
     "result_lines",
@@ -128,12 +127,6 @@ def best_hits(asked: Sequence[tuple[int, int]], capacity: int) -> int:
             cut = min(held[one], max(0, over))
             held[one], over = held[one] - cut, over - cut
     return hits
-
-
-def mean_ttft(records: Sequence[Record]) -> float:
-    """Of the requests that were answered; 0 without any."""
-    times = [record.ttft for record in records if record.successful]
-    return sum(times) / len(times) if times else 0.0
 
 
 def result_lines(run: LongDocRun) -> list[str]:
