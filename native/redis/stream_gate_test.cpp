@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "base/bytes.hpp"
+#include "redis/outbox.hpp"
+
 namespace kvferry::redis {
 namespace {
 

@@ -42,8 +42,8 @@ RTT_MS = 40.0
 CHILD = """
 import sys, time
 from pathlib import Path
-from kvferry.lab.latency.link import far_store
-from kvferry.lab.serve.child import served
+from kvferry_lab.latency.link import far_store
+from kvferry_lab.servers.server import served
 with far_store(sys.argv[1], Path(sys.argv[2])) as far, served("--no-cache") as url:
     print(far.url, url, flush=True)
     time.sleep(600)

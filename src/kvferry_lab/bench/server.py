@@ -30,7 +30,7 @@ _SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
 class ServerProbe:
     """One RESP2 connection, with or without TLS; every command waits for its reply.
 
-    For more than one server see bench_probe.
+    For more than one server see `ClusterProbe`.
     """
 
     def __init__(self, config: ClientConfig) -> None:

@@ -61,7 +61,7 @@ class Pace:
         return max(prefill_s, self.decode_s if decodes else 0.0)
 
 
-_log = logging.getLogger("kvferry.lab.serve")
+_log = logging.getLogger("kvferry_lab.serve")
 
 _CLOSE_S, _IDLE_S = 30.0, 10.0
 _STAGED = 256 << 20  # bytes that are given to the cache at a time

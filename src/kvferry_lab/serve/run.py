@@ -86,7 +86,7 @@ def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
     return text_of(_families(batcher, cache)) + engine
 
 
-_log = logging.getLogger("kvferry.lab.serve")
+_log = logging.getLogger("kvferry_lab.serve")
 
 
 @dataclass(frozen=True, kw_only=True)
