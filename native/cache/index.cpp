@@ -204,6 +204,7 @@ std::size_t Index::size_bytes() const {
 }
 
 // --- Storing -------------------------------------------------------------------------------------
+// Chunks come into the index: reserved, then committed or aborted.
 
 std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRef>& refs,
                            std::vector<std::uint32_t>& indices, std::size_t end) {
@@ -325,6 +326,7 @@ void Index::abort(std::span<const ChunkRef> refs) {
 }
 
 // --- Leaving -------------------------------------------------------------------------------------
+// Chunks leave: evicted when the policy and everybody's rights allow it, or removed.
 
 // After a lease, a pin or a request has let go of it. Whose turn was meanwhile is as young as that.
 void Index::let_go(std::uint32_t slot) {
@@ -391,6 +393,7 @@ std::size_t Index::clear() {
 }
 
 // --- Over a restart ------------------------------------------------------------------------------
+// Chunks are written down, and taken over by the index of another process.
 
 // The ready chunks, the one that would go last in front. Each is in one queue of the policy, and
 // all queues use the same links: so the youngest of each queue has nobody younger, whatever the

@@ -167,7 +167,10 @@ void PagePool::recycle(std::uint32_t index) {
   free_.push_back(index);  // never allocates: there is room for every page
 }
 
-// --- Pages of a shared segment come into use and leave it ----------------------------------------
+// --- Pages of a shared segment ------------------------------------------------------------------
+// How they come into use and leave it again. Memory is moved outside of the pool's lock: the pages
+// in question are held back meanwhile, and only these calls, one at a time, look at pages that are
+// held back.
 
 Resized PagePool::grow(std::size_t count) {
   if (!segment_) return {0, not_shared()};

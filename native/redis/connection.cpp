@@ -371,6 +371,7 @@ void Connection::stop_sending() {
 }
 
 // --- Dialling ---
+// Credentials, names, addresses, TLS, the greeting.
 
 void Connection::dial(Nanos now) {
   dial_.begin(now);

@@ -249,6 +249,7 @@ std::shared_ptr<const Router::View> Router::view() const {
 }
 
 // --- Changes of the map ---
+// Nodes come, go, and hand slots to each other.
 
 Outcome Router::apply(const SlotMap& map, Nanos now) {
   const bool reads_replicas = config_.read_from != ReadFrom::kPrimary;

@@ -151,7 +151,7 @@ TEST(StreamGate, AsManyWorkersAreWokenAsCanStartStreams) {
   EXPECT_EQ(claimed(gate, 100), "") << "those who carry values take more of them";
   gate.leave(Direction::kRead, 2);
   EXPECT_EQ(claimed(gate, 100), "3");
-  EXPECT_EQ(claimed(gate, 100), "") << "nobody else rests";
+  EXPECT_EQ(claimed(gate, 100), "") << "nobody else sleeps";
 }
 
 TEST(StreamGate, AWriterIsWokenBesideOthersWhenSmallCommandsHaveEnded) {
@@ -164,7 +164,7 @@ TEST(StreamGate, AWriterIsWokenBesideOthersWhenSmallCommandsHaveEnded) {
   EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 1 + StreamGate::kSmallRecent), "0");
 }
 
-TEST(StreamGate, AConnectionRestsOnceAndNotAnyMoreWhenItHasStirred) {
+TEST(StreamGate, AConnectionSleepsOnceAndNotAnyMoreWhenItIsRemoved) {
   StreamGate gate(2);
   const int one = 0;
   const int two = 0;

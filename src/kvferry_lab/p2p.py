@@ -26,7 +26,7 @@ from kvferry.config.setting import GB
 from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, mean_ttft, run_long_doc
 from kvferry_lab.openai_client import OpenAIClient
 
-__all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "p2p", "run_p2p"]
+__all__ = ["p2p"]
 
 _START_S = 120.0
 _DOCUMENTS, _LENGTH = 50, 10_000

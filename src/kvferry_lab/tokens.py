@@ -43,11 +43,9 @@ __all__ = [
     "individual",
     "quantile",
     "random_text",
-    "run_tokens",
     "summary",
     "summary_lines",
     "tokens",
-    "write_results",
 ]
 
 _SEED = 11111

@@ -45,7 +45,6 @@ __all__ = [
     "PooledRedisPy",
     "ThreadedClient",
     "ZeroCopyClient",
-    "event_loop",
     "load",
     "open_redis_py",
     "redis_arguments",

@@ -26,7 +26,7 @@ from kvferry.testing.transformer import F32, KVCache, Transformer, TransformerCo
 from kvferry_lab.demo.prompt import load_prompt
 from kvferry_lab.output import machine_facts, machine_line
 
-__all__ = ["CodecRow", "Loss", "content_of", "figures", "measure", "measure_loss", "say"]
+__all__ = ["content_of", "figures", "measure", "measure_loss", "say"]
 
 U8 = npt.NDArray[np.uint8]
 _STRIPE_BYTES = 4 << 20

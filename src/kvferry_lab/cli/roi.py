@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvferry_lab.roi.arithmetic import Prefill, Store
     from kvferry_lab.roi.traced import Outcome
 
-__all__ = ["check_options", "roi", "roi_options"]
+__all__ = ["roi"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ABOVE_0 = Number(0, min_open=True)

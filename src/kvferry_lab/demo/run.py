@@ -31,7 +31,7 @@ from kvferry_lab.demo.reader import ReaderReport
 from kvferry_lab.output import machine_facts
 from kvferry_lab.servers.same_host import tcp_config
 
-__all__ = ["SMALL", "DemoResult", "DemoSettings", "open_store", "run_demo"]
+__all__ = ["SMALL", "DemoResult", "DemoSettings", "run_demo"]
 
 _READER_TIMEOUT_S = 600.0
 _STORE_TIMEOUT_S = 60.0

@@ -23,16 +23,7 @@ from kvferry.config import ClientConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry_lab.doctor.facts import ClusterFacts, NodeLine, ServerFacts
 
-__all__ = [
-    "ANSWER_S",
-    "VALUE_CHARS_MAX",
-    "CommandConnection",
-    "is_near",
-    "parse_nodes",
-    "read_cluster",
-    "read_server",
-    "text_of",
-]
+__all__ = ["CommandConnection", "is_near", "parse_nodes", "read_cluster", "read_server"]
 
 ANSWER_S = 10.0
 VALUE_CHARS_MAX = 300

@@ -23,16 +23,7 @@ from kvferry_lab.latency.cells import LatencyPlan
 from kvferry_lab.latency.figures import LatencyRow, Slope, series_of, slopes
 from kvferry_lab.latency.link import FarStore
 
-__all__ = [
-    "COLUMNS",
-    "LatencyReport",
-    "extra_lines",
-    "markdown",
-    "named",
-    "slope_lines",
-    "table_lines",
-    "write_plot",
-]
+__all__ = ["LatencyReport", "markdown", "named", "slope_lines", "table_lines", "write_plot"]
 
 # Heading, field, decimals: the published order.
 COLUMNS = (

@@ -26,7 +26,6 @@ from kvferry.http.tables import cell
 from kvferry_lab.long_doc.run import LongDocRun, Record, mean_ttft
 
 __all__ = [
-    "HitLoss",
     "as_json",
     "best_hits",
     "hit_loss",

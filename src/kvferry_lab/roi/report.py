@@ -33,7 +33,6 @@ __all__ = [
     "as_json",
     "question_data",
     "say",
-    "say_case",
     "say_checks",
     "say_outcomes",
     "write_page",

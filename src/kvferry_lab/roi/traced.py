@@ -26,7 +26,7 @@ from kvferry_lab.roi.money import Day, DayAccount, Prices, account, account_of
 from kvferry_lab.trace.format import HASH_BYTES, Trace
 from kvferry_lab.trace.replay import prefix_hits
 
-__all__ = ["PERCENTILES", "Outcome", "outcomes", "replayed"]
+__all__ = ["Outcome", "outcomes", "replayed"]
 
 PERCENTILES = (50, 90, 99)
 _NUMBERS = ("capacity_chunks", "chunk_tokens", "requests", "chunks", "prefix_hits")

@@ -16,19 +16,7 @@ from kvferry_lab.roi.arithmetic import Case, Kv, Prefill, Store, crossover, fit_
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.roi.rates import roofline
 
-__all__ = [
-    "BLOCKS",
-    "DELAYS",
-    "GLM",
-    "P2P",
-    "PODS",
-    "TABLES",
-    "VALUES",
-    "Check",
-    "Table",
-    "rounds_hit_rate",
-    "validate",
-]
+__all__ = ["DELAYS", "GLM", "TABLES", "Check", "rounds_hit_rate", "validate"]
 
 
 @dataclass(frozen=True, kw_only=True)

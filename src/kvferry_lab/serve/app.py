@@ -28,17 +28,7 @@ from kvferry.testing.transformer import BOS, VOCABULARY, encode
 from kvferry_lab.serve.batcher import Batcher
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Running, Token
 
-__all__ = [
-    "DONE",
-    "AskedCompletion",
-    "BadRequest",
-    "Reply",
-    "asked_of",
-    "error_body",
-    "event",
-    "make_app",
-    "text_of",
-]
+__all__ = ["make_app", "text_of"]
 
 # As OpenAI's completions; a model that knows no end needs some number in a chat as well.
 _COMPLETION_TOKENS, _CHAT_TOKENS = 16, 64

@@ -27,7 +27,12 @@ from kvferry.testing.transformer import Transformer
 from kvferry_lab.serve.chunks import SequenceChunks
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Heard, Running, Token
 
-__all__ = ["Batcher", "BatcherCounts", "Pace"]
+__all__ = ["Batcher", "Pace"]
+
+_log = logging.getLogger("kvferry_lab.serve")
+
+_CLOSE_S, _IDLE_S = 30.0, 10.0
+_STAGED = 256 << 20  # bytes that are given to the cache at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +64,6 @@ class Pace:
         if new_tokens:
             prefill_s = self.a_s + self.c_s_per_token * new_tokens + self.d_s_per_token2 * pairs
         return max(prefill_s, self.decode_s if decodes else 0.0)
-
-
-_log = logging.getLogger("kvferry_lab.serve")
-
-_CLOSE_S, _IDLE_S = 30.0, 10.0
-_STAGED = 256 << 20  # bytes that are given to the cache at a time
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
     with LabServer(find_server(), ["maxmemory 1gb"]) as server:
         server.config, server.kill(), server.restart(), server.suspend(), server.resume()
-    with served("--pace", "...") as url:
-        ...
+    with served("--no-cache") as url:
+        OpenAIClient(f"{url}/v1")
 
 What `kvferry.embedded.store` starts is for use; a `LabServer` is for trouble: any setting, TLS, a
 cluster. It keeps nothing on disk and listens on 127.0.0.1 unless told otherwise. Both die with us.

@@ -38,7 +38,7 @@ from typing import Any
 from kvferry import _native
 from kvferry.base.errors import UsageError
 
-__all__ = ["Sequenced", "Trace", "TraceOptions", "load_trace"]
+__all__ = ["Trace", "TraceOptions", "load_trace"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from kvferry.base.errors import UsageError
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT
 from kvferry_lab.output import machine_facts
 
-__all__ = ["AXES", "STRIPE_BYTES", "Grid", "TunePoint", "TuneResult", "TuneSample"]
+__all__ = ["AXES", "Grid", "TunePoint", "TuneResult", "TuneSample"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
