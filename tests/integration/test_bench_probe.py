@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import lab_cluster
-from benchmarks.certificate import lab_certificate
 from benchmarks.lab_cluster import LabCluster
-from benchmarks.tls import has_tls
+from benchmarks.tls import has_tls, lab_certificate
 from kvferry.base.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig

@@ -30,13 +30,14 @@ from kvferry.config import (
     load_client_config,
     save_client_settings,
 )
-from kvferry.config.cache import CACHE, StoreSettings
+from kvferry.config.cache import CACHE
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.foreign import ALIASES, ENGINE, FOREIGN, EngineSettings
 from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
+from kvferry.config.stores import StoreSettings
 from kvferry.integrations.vllm.connector.settings import read_settings as read_connector
 from kvferry.integrations.vllm.tier.tier_options import read_options
 from kvferry_lab.servers.same_host import tcp_config

@@ -12,11 +12,10 @@ from kvferry_lab.long_doc.report import (
     best_hits,
     hit_loss,
     loss_lines,
-    mean_ttft,
     missed_expectations,
     result_lines,
 )
-from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, Record
+from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, Record, mean_ttft
 
 
 def record(document: int, number: int = 0, **more: Any) -> Record:
