@@ -1,10 +1,11 @@
 """Since when this process runs without a break.
 
-A process that was stopped, or slept with its host, goes on as if nothing had happened: what others
-said meanwhile it has not heard. Whoever answers by what it heard asks `since` first.
+A process that was stopped, or slept with its host, goes on as if nothing had happened, and has not
+heard what others said meanwhile. Whoever answers by what was heard asks `since` first.
 
 Threads: any; one of its own ticks, so that a process that has nothing to do is not taken for one
-that was stopped. One that got no processor for so long is, and asks once too often.
+that was stopped. A process that got no processor for so long is taken for one, and asks once too
+often.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvferry.base.threads import Guarded
 __all__ = ["keep_awake", "since"]
 
 _TICK_S = 0.25
-_BREAK_S = 1.5
+_BREAK_S = 1.5  # without a tick: the process was stopped
 
 
 class _Awake:
