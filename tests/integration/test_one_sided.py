@@ -104,7 +104,7 @@ def test_a_read_that_was_given_up_never_writes_to_the_buffers(
     body = """
 until_one_sided(engine)
 owner, connector = int(sys.argv[5]), engine.tiers[0].tier.connector
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 from kvferry.chunks.keys import chunk_hashes
 keys = read_prompt(prompt(tokens, 2), identity.layout.chunk_size, b"").keys(0, chunks)
 buffers = blanks(chunks, identity.layout)
@@ -151,7 +151,7 @@ def late(peer, pieces, until):
     time.sleep(0.6)
     return sums
 agent.read = late
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 ours = blanks(chunks, identity.layout)
 result = connector.submit_get(keys, ours, prefix=True, timeout_s=1.0).wait(30)
@@ -186,7 +186,7 @@ def swapped(peer, pieces, until):
     wrong = [*addresses[1:], addresses[0]]
     return read(agent, peer, [(at, target) for at, (_, target) in zip(wrong, pieces)], until)
 from kvferry import _native
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 for wrong in (damaged, swapped):
     agent.read = wrong
@@ -207,7 +207,7 @@ def test_a_forked_child_reads_over_a_socket_and_its_parent_goes_on(
     body = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 def read():
     "Of which statuses, and how many came one-sided."

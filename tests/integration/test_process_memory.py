@@ -42,7 +42,7 @@ time.sleep(600)
 _READ = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 def read():
     "Of which statuses; every chunk that is OK is right."

@@ -383,7 +383,7 @@ print("ready", flush=True)
 __import__("time").sleep(600)
 """
 _ASKS = """
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 from kvferry.integrations.vllm.connector.ranks import RankFinder, ask_text
 print("ready", flush=True)
 prompt = read_prompt(range(80), 8, b"")

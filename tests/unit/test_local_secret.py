@@ -18,7 +18,7 @@ from support.programs import Program
 
 SECRET = re.compile(r"[0-9a-f]{64}")
 SAYS = """
-from kvferry._local_secret import local_secret
+from kvferry.base.local_secret import local_secret
 print("ready", flush=True)
 print(local_secret(), flush=True)
 """
@@ -67,7 +67,7 @@ def test_of_many_first_ones_all_have_the_same(runtime: Path) -> None:
 RACES = """
 import sys, time
 from pathlib import Path
-from kvferry._local_secret import local_secret
+from kvferry.base.local_secret import local_secret
 print("ready", flush=True)
 while not Path(sys.argv[1]).exists():
     time.sleep(0.001)

@@ -157,7 +157,7 @@ def test_a_peer_whose_address_is_none_keeps_no_other_one_away() -> None:
 def test_a_line_in_the_log_of_our_programs_is_one_line() -> None:
     code = """
 import logging
-from kvferry._process import log_to_stderr
+from kvferry.base.process import log_to_stderr
 log_to_stderr("info")
 logging.getLogger("kvferry.x").info("%s", "a\\nINFO forged\\x1b[2K")
 try:
