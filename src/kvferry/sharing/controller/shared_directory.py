@@ -1,10 +1,10 @@
 """Controllers that share what they know in Redis or Valkey, so that any of them may die.
 
-Each member speaks to one controller, its home, which writes down what it is, that it lives, and
-what it holds (`member_logs`). The others read that a few times a second and take it as if the
-member had told them, so all of them answer look-ups from an index of their own. When a controller
-dies, its members go to the next address that they were given; there they are known already, and go
-on.
+Each member speaks to one controller, its home, which writes down what the member is, that it lives,
+and what it holds (`member_logs`). The other controllers read that a few times a second and take it
+as if the member had told them, so each of them answers look-ups from an index of its own. When a
+controller dies, its members go to the next address that they were given; there they are known
+already, and go on.
 
     members    hash: for each member a `MemberRecord`, written by its home; "" has the name of the
                store's contents, by which it is seen that all was lost
@@ -14,8 +14,9 @@ on.
     commands   stream: what members are to do that are at home elsewhere
     results    stream: what came of that
 
-A store that is away stops that, and nothing else: every controller goes on with what it knows, and
-takes nobody for dead whom it cannot hear of. What it has lost is written anew.
+A store that is away stops the sharing, and nothing else: every controller goes on with what it
+knows, and takes no member for dead of which it cannot hear. What the store has lost is written
+anew.
 
 Threads: one of its own waits for the store; whoever calls does not.
 """
@@ -79,16 +80,16 @@ __all__ = [
 
 _log = logging.getLogger("kvferry.controller")
 
-_EVERY_S = 0.2
-_AGAIN_S = 2.0  # after a turn that failed
-_QUIET_S = 1.0  # that a turn may take until members cannot be said to be heard
-_LIMIT_S = 5.0  # of what is sent at a time
-_FIRST_S = 30.0  # for what is there when a controller begins
-_SEND_MAX = 256
-_RECORDS = 64  # read at a time
-_ENTRIES = 192  # of a stream at a time: 3 MiB
-_WANT_AFTER_S = 2.0
-_STREAM_MAX = b"10000"
+_TURN_EVERY_S = 0.2
+_RETRY_S = 2.0  # after a turn that failed
+_QUIET_S = 1.0  # since the last turn; after that, members of other controllers cannot be heard
+_TURN_TIMEOUT_S = 5.0
+_FIRST_TURN_TIMEOUT_S = 30.0  # reads all that is there when a controller begins
+_COMMANDS_MAX = 256  # of one question
+_RECORDS_MAX = 64  # of one question
+_ENTRIES_MAX = 192  # of a stream, of one question: 3 MiB
+_WANT_AFTER_S = 2.0  # that the log of a member is behind: its home asks for a snapshot
+_STREAM_MAX = b"10000"  # entries
 MEMBERS, WANTS, QUOTAS = PREFIX + b"members", PREFIX + b"wants", PREFIX + b"quotas"
 COMMANDS, RESULTS = PREFIX + b"commands", PREFIX + b"results"
 
@@ -152,7 +153,7 @@ class _Followed:
         self.raw = b""
         self.incarnation = b""
         self.beats = -1
-        self.behind_at: float | None = None  # since when its log does not come
+        self.behind_at: float | None = None  # since when its log is not whole here
 
 
 class SharedDirectory:
@@ -192,13 +193,13 @@ class SharedDirectory:
 
     def start(self) -> None:
         """Read all that is there, for some time at most, and go on in a thread."""
-        self._try_turn(_FIRST_S)
+        self._try_turn(_FIRST_TURN_TIMEOUT_S)
         self._thread.start()
 
     def stop(self) -> None:
         """End; what members said last they say again, to whoever comes next."""
         self._closing.set()
-        self._thread.join(_LIMIT_S)
+        self._thread.join(_TURN_TIMEOUT_S)
         self._client.close()
 
     @property
@@ -207,8 +208,8 @@ class SharedDirectory:
         return self._config.address
 
     def _run(self) -> None:
-        while not self._closing.wait(_AGAIN_S if self.problem else _EVERY_S):
-            self._try_turn(_LIMIT_S)
+        while not self._closing.wait(_RETRY_S if self.problem else _TURN_EVERY_S):
+            self._try_turn(_TURN_TIMEOUT_S)
 
     def _try_turn(self, limit_s: float) -> None:
         try:
@@ -276,12 +277,12 @@ class SharedDirectory:
 
     def _ask(self, until: float, *commands: RedisCommand) -> list[Any]:
         replies: list[Any] = []
-        for at in range(0, len(commands), _SEND_MAX):
-            some = commands[at : at + _SEND_MAX]
+        for at in range(0, len(commands), _COMMANDS_MAX):
+            some = commands[at : at + _COMMANDS_MAX]
             left_s = max(0.1, until - time.monotonic())
             replies += [
                 reply if ok else None
-                for ok, reply in self._client.ask_each(some, timeout_s=min(left_s, _LIMIT_S))
+                for ok, reply in self._client.ask_each(some, timeout_s=min(left_s, _TURN_TIMEOUT_S))
             ]
         return replies
 
@@ -345,8 +346,8 @@ class SharedDirectory:
             return  # all was lost just now
         names = [name for name in names if name]
         raws: list[Any] = []
-        for at in range(0, len(names), _RECORDS):
-            [found] = self._ask(until, (b"HMGET", MEMBERS, *names[at : at + _RECORDS]))
+        for at in range(0, len(names), _RECORDS_MAX):
+            [found] = self._ask(until, (b"HMGET", MEMBERS, *names[at : at + _RECORDS_MAX]))
             raws += found or ()
         seen = set()
         for name, raw in zip(names, raws, strict=False):
@@ -403,7 +404,7 @@ class SharedDirectory:
         name = log_name(member.key, member.incarnation)
         start, message = entry_id(member.seq + 1), b""
         while time.monotonic() < until and member.key not in self._logs:
-            count = b"%d" % _ENTRIES
+            count = b"%d" % _ENTRIES_MAX
             [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", count))
             for id, (kind, piece) in found or ():
                 # What is in front of a first piece was never written to its end.
@@ -412,7 +413,7 @@ class SharedDirectory:
                 change = decoded(message) if kind == b"end" else None
                 if isinstance(change, Change) and member.key not in self._logs:
                     self._members.change(member.key, member.incarnation, change)
-            if not found or len(found) < _ENTRIES:
+            if not found or len(found) < _ENTRIES_MAX:
                 break
 
     def _drop(self, key: Key, seats: list[int]) -> None:
