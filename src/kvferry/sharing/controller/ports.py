@@ -222,7 +222,7 @@ class Ports:
         return serve
 
     def _make_room(self, newcomer: str) -> bool:
-        """End a connection of the origin that has most; False: none has more than the newcomer's."""
+        """End a connection of the origin that has most; False: no other origin has more."""
         origin = greediest(self._tasks.values(), newcomer)
         if origin is None:
             return False
