@@ -10,5 +10,5 @@ MeasuredLimit     what a store without a limit turned out to hold      measured_
 Coding            how chunks are encoded, where the link decides       coding.py
 StoreGenerations  what the store says of clears for everybody          generations.py
 NewestMark        the newest that anybody has said                     newest_mark.py
-awake             since when this process runs without a break         awake.py
+process_breaks    since when this process runs without a break         process_breaks.py
 """

@@ -30,7 +30,7 @@ from typing import Protocol, runtime_checkable
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache.steps import Steps, Wait, finish
-from kvferry.cache.store import awake
+from kvferry.cache.store import process_breaks
 from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import Mark, read_name
 from kvferry.client.batch import Status
@@ -244,7 +244,7 @@ class StoreGenerations:
         """Hear the store's mark and tell the cache's; whether to ask again at once."""
         # Dialling a store that is away would take the engine's processor. That it was away before
         # this process was stopped says nothing.
-        if not self._connector.available and began - awake.since() > _PATIENCE_S:
+        if not self._connector.available and began - process_breaks.since() > _PATIENCE_S:
             self._fail(began)
             return False
         with self._asking:

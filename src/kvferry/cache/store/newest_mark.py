@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvferry.cache.steps import Polled, Steps, Wait
-from kvferry.cache.store import awake
+from kvferry.cache.store import process_breaks
 from kvferry.chunks.generation import Mark
 
 __all__ = ["MarkSource", "NewestMark"]
@@ -61,7 +61,7 @@ class NewestMark:
 
     def follow(self, source: MarkSource) -> None:
         """Ask this source too."""
-        awake.keep_awake()
+        process_breaks.watch_breaks()
         with self._lock:
             self._sources = (*self._sources, source)
 
@@ -116,7 +116,7 @@ class NewestMark:
     @property
     def is_fresh(self) -> bool:
         """Whether nothing was missed: this process was not stopped, or has asked since then."""
-        since = awake.since()
+        since = process_breaks.since()
         if since <= self._heard_since:
             return True
         late = time.monotonic() - since > _PATIENCE_S
