@@ -9,8 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from kvferry_lab.bench.server import ClusterProbe
-
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.caller import RepeatedCaller
 from benchmarks.lab_cluster import LabCluster
@@ -21,6 +19,7 @@ from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.measure import floors, measure
+from kvferry_lab.bench.server_probe import ClusterProbe
 
 __all__ = ["cluster_failover", "cluster_shards", "idle_nodes"]
 

@@ -101,7 +101,7 @@ def run_p2p(plan: P2PPlan, say: Callable[[str], None]) -> list[Measured]:
     """
     from kvferry.config.controller import ControllerConfig
     from kvferry.sharing.controller.controller import Controller
-    from kvferry_lab.servers.server import served, wait_until
+    from kvferry_lab.servers.lab_server import served, wait_until
 
     with tempfile.TemporaryDirectory(prefix="kvferry-p2p-") as folder, ExitStack() as stack:
         any_port = {"pull": 0, "reply": 0, "heartbeat": 0}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from engine_lane.install import environment_for
-from kvferry_lab.latency.cells import read_commands, sequential_waits
-from kvferry_lab.latency.link import proxied
-from kvferry_lab.servers.server import free_port
 
 from kvferry.config import ClientConfig
+from kvferry_lab.latency.distance import proxied
+from kvferry_lab.latency.experiment import read_commands, sequential_waits
+from kvferry_lab.servers.lab_server import free_port
 from support.servers import TestServer
 
 HERE, TESTS = Path(__file__).with_name("lmcache"), Path(__file__).parents[1]

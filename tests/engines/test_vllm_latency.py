@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvferry_lab.engines.server import EngineServer
-from kvferry_lab.latency.cells import SentCommand, read_commands
-from kvferry_lab.latency.figures import read_rows
-from kvferry_lab.servers.server import free_port
 
 from engines.conftest import VllmVenv
 from engines.integrations import INTEGRATIONS
 from kvferry.cli.main import main
+from kvferry_lab.engines.vllm_server import EngineServer
+from kvferry_lab.latency.cell_figures import read_rows
+from kvferry_lab.latency.experiment import SentCommand, read_commands
+from kvferry_lab.servers.lab_server import free_port
 from support.servers import TestServer
 
 OPTIONS = ("--no-enable-prefix-caching", "--enable-prompt-tokens-details")
@@ -48,7 +48,7 @@ def test_a_miss_waits_for_nothing_and_a_hit_for_one_round_trip(
         wires.append(log.read_text(errors="replace"))
         return read_commands(log)
 
-    monkeypatch.setattr("kvferry_lab.latency.cells.read_commands", reading)
+    monkeypatch.setattr("kvferry_lab.latency.experiment.read_commands", reading)
     port = free_port()
     (folder := tmp_path / "integration").mkdir()
     far = f"redis://127.0.0.1:{port}?same_host=tcp"

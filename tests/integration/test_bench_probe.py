@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from kvferry_lab.bench.server import ClusterProbe, ServerProbe, open_probe, server_of, shards_of
-from kvferry_lab.servers.server import LabServer, free_port, wait_until
 
 from benchmarks import lab_cluster
 from benchmarks.lab_cluster import LabCluster
@@ -18,6 +16,14 @@ from kvferry.base.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import find_server
+from kvferry_lab.bench.server_probe import (
+    ClusterProbe,
+    ServerProbe,
+    open_probe,
+    server_of,
+    shards_of,
+)
+from kvferry_lab.servers.lab_server import LabServer, free_port, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import TestServer

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kvferry_lab.latency.cells import (
+
+from kvferry.base.errors import UsageError
+from kvferry_lab.latency.cell_figures import LatencyRow, published, read_rows, row_of, slopes
+from kvferry_lab.latency.experiment import (
     CellRun,
     LatencyCell,
     LatencyPlan,
@@ -14,9 +17,6 @@ from kvferry_lab.latency.cells import (
     read_commands,
     sequential_waits,
 )
-from kvferry_lab.latency.figures import LatencyRow, published, read_rows, row_of, slopes
-
-from kvferry.base.errors import UsageError
 from kvferry_lab.latency.report import LatencyReport, markdown, table_lines
 from kvferry_lab.openai_client import Answer, TokenUsage
 from kvferry_lab.roi.validate import DELAYS

@@ -76,7 +76,7 @@ def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterat
         UnavailableError, DeadlineExceeded, ServerError: The store does not take it; do it again.
     """
     from kvferry.cache.store.generations import StoreGenerations
-    from kvferry.cache.store.newest import Newest
+    from kvferry.cache.store.newest_mark import NewestMark
     from kvferry.chunks.generation import Mark
 
     with _opened(bytes(16), config, "kvf:") as store:
@@ -91,7 +91,7 @@ def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterat
             with _opened(digest, config) as connector:
                 there.append(Mark.decode(connector.read_mark(_TIMEOUT_S)))
     # One for all: ranks of an engine are identities, and what they have is found together.
-    newest = Newest(int)
+    newest = NewestMark(int)
     newest.renew(*there)
     for digest, model in chosen.items():
         with _opened(digest, config) as connector:

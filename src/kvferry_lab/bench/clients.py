@@ -25,7 +25,7 @@ from kvferry_lab.bench.adapters import (
     redis_arguments,
 )
 from kvferry_lab.bench.adapters_programs import MemtierClient, RedisBenchmarkClient
-from kvferry_lab.bench.server import server_of, shards_of
+from kvferry_lab.bench.server_probe import server_of, shards_of
 
 __all__ = ["CLIENT_TYPES", "NOTED_TYPES", "config_url", "open_client"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvferry.config import ClientConfig
-    from kvferry_lab.bench.load import LoadRow
+    from kvferry_lab.bench.standard_loads import LoadRow
 
 __all__ = ["bench"]
 
@@ -116,7 +116,7 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
     from kvferry_lab.bench import report
     from kvferry_lab.bench.plot import check_plot, write_plot
     from kvferry_lab.bench.run import ClientBench
-    from kvferry_lab.bench.server import open_probe
+    from kvferry_lab.bench.server_probe import open_probe
     from kvferry_lab.output import write_json
 
     if plot_file:
@@ -302,7 +302,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
     from kvferry_lab.engines import report
     from kvferry_lab.engines.bench import EnginePlan, run
     from kvferry_lab.engines.broken import run_broken, say_broken_rows
-    from kvferry_lab.engines.process import versions_of
+    from kvferry_lab.engines.engine_process import versions_of
     from kvferry_lab.engines.serve import run_serve_bench, say_serve_rows
     from kvferry_lab.output import write_json
 
@@ -414,7 +414,7 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry_lab.bench.load import LoadPlan, memtier_load
+    from kvferry_lab.bench.standard_loads import LoadPlan, memtier_load
 
     sets, gets = (int(part) for part in _matched("--ratio", r"(\d+):(\d+)", o["ratio"]))
     (requests,) = _matched("--requests", r"(allkeys|[1-9]\d*)", o["requests"])
@@ -472,7 +472,7 @@ def redis_benchmark(json_file: str | None, **o: Any) -> None:
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry_lab.bench.load import LoadPlan, redis_load
+    from kvferry_lab.bench.standard_loads import LoadPlan, redis_load
 
     tests = o["tests"].lower().split(",")
     if not set(tests) <= {"set", "get"}:

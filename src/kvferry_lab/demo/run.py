@@ -23,11 +23,11 @@ from kvferry.cache.store.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
 from kvferry.testing.transformer import Transformer, TransformerConfig
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.demo.clients import ClientSpeed, compare_clients
+from kvferry_lab.demo.demo_prompt import DemoPrompt, load_prompt
+from kvferry_lab.demo.demo_reader import ReaderReport
 from kvferry_lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
-from kvferry_lab.demo.prompt import DemoPrompt, load_prompt
-from kvferry_lab.demo.reader import ReaderReport
 from kvferry_lab.output import machine_facts
 from kvferry_lab.servers.same_host import tcp_config
 
@@ -212,7 +212,7 @@ def _run(
 
 
 def _read_in_another_process(job: DemoJob) -> ReaderReport:
-    command = [sys.executable, "-m", "kvferry_lab.demo.reader"]
+    command = [sys.executable, "-m", "kvferry_lab.demo.demo_reader"]
     done = subprocess.run(
         command, input=job.to_json(), capture_output=True, text=True, timeout=_READER_TIMEOUT_S
     )

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvferry.base.errors import UnavailableError
-from kvferry_lab.latency.link import FarStore
+from kvferry_lab.latency.distance import FarStore
 from kvferry_lab.openai_client import Answer, OpenAIClient, retrieves
-from kvferry_lab.servers.server import served
+from kvferry_lab.servers.lab_server import served
 from kvferry_lab.tokens import random_text
 
 __all__ = [

@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvferry.http.tables import cell
-
 from kvferry.cli.table import number, table
+from kvferry.http.csv_tables import cell
 from kvferry_lab.long_doc.run import LongDocRun, Record, mean_ttft
 
 __all__ = [

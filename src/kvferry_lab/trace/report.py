@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.http.tables import cell
-
 from kvferry.cli.table import facts, table
+from kvferry.http.csv_tables import cell
 from kvferry_lab.output import command_line, machine_facts, machine_line
 from kvferry_lab.trace.format import Trace
 from kvferry_lab.trace.replay import ReplayPoint

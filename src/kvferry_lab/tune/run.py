@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from kvferry.base.errors import CapacityError, UsageError
 from kvferry.base.host import available_memory_bytes
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
-from kvferry_lab.tune.meter import TuneMeter
 from kvferry_lab.tune.points import Grid, TunePoint, TuneResult, TuneSample
 from kvferry_lab.tune.sweep import Sweep
+from kvferry_lab.tune.tune_meter import TuneMeter
 
 __all__ = ["Tune", "check_room"]
 

@@ -1,6 +1,6 @@
 """What waiting and computing cost a tier: how long its store is waited for, what is worth loading.
 
-The same rules as in a cache of ours (`kvferry.cache.cost.load_or_compute`), by what is known in
+The same rules as in a cache of ours (`kvferry.cache.load.wait_budget`), by what is known in
 vLLM's scheduler: how many tokens a chunk has, what computing them may take, and how the store has
 done so far (`Patience`). What computing takes is learnt between the ends of two steps
 (`TierSteps`).
@@ -14,9 +14,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from kvferry.cache.cost.load_or_compute import Budget, LoadModel
+from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
 from kvferry.cache.cost.patience import Account, Odds
 from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.wait_budget import StoreTimes, WaitBudget
 
 __all__ = ["Patience", "TierSteps"]
 
@@ -69,11 +70,12 @@ class Patience:
         tokens = chunks * self.chunk_tokens
         allowance_s, lent_s = self._account.open(self.prefill.predict_s(tokens))
         self._account.close(0.0, 0.0, lent_s)
-        budget = Budget(tokens, 0, self.prefill, now, now + _FOREVER_S, 0.0, allowance_s)
+        budget = WaitBudget(tokens, 0, self.prefill, now, now + _FOREVER_S, 0.0, allowance_s)
         asked_s = self._load.fixed_s(now) if self._answers else 0.0
         load_s = self._load.predict_s(chunks * self.chunk_bytes, now)
         first_s = self._load.predict_s(self.chunk_bytes, now)
-        until = budget.question(0, tokens, self._odds.wins, asked_s, load_s, first_s)
+        times = StoreTimes(self._odds.wins, asked_s, load_s, first_s)
+        until = budget.answer_until(0, tokens, times)
         return until - now if until - now > asked_s else 0.0
 
     def answered(self, chunks: int, found: int, took_s: float, now: float) -> bool:
@@ -108,14 +110,14 @@ class Patience:
         size_bytes: int,
         took_s: float,
         now: float,
-        first_s: tuple[float, float] = (0.0, math.inf),
+        first_byte: FirstByte = UNSEEN,
     ) -> None:
-        """A load has come to its end; `first_s`: the least and the most that a first value took."""
-        self._load.observe(size_bytes, took_s, now, first_s)
+        """A load has come to its end; `first_byte`: when a first value came."""
+        self._load.observe(size_bytes, took_s, now, first_byte)
 
     def nothing_came(self, waited_s: float, now: float) -> None:
         """A load was given up before anything of it came."""
-        self._load.observe(0, waited_s, now, (waited_s, math.inf))
+        self._load.observe(0, waited_s, now, FirstByte(waited_s, math.inf))
 
     def stalled_s(self, chunks: int, now: float, *, begun: bool = True) -> float:
         """How long loads of so many chunks may get nothing, all of them together."""

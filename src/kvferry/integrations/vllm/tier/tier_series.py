@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvferry.metrics.families import cache_families
+from kvferry.metrics.cache import cache_families
 
 __all__ = ["AVAILABLE", "SERIES", "STORE_AVAILABLE", "Observed", "Series"]
 

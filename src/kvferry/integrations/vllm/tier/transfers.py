@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
 from kvferry.integrations.vllm.tier.tier_cost import Patience
@@ -116,8 +117,8 @@ class Transfers:
         missing: The indices of those chunks that the store has not, as far as is known.
         limits: See `TierLimits`.
         patience: Says how long loads may get nothing; told what they took.
-        counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
-            ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
+        counts: Counts chunks by what they became: ``load_<status>``, ``store_<status>``, as in
+            ``load_ok``; ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
     """
 
     def __init__(
@@ -266,8 +267,8 @@ class Transfers:
         self._counts[f"{kind}_bytes"] += len(done) * self._row_bytes
         if entry.is_load and result.ok:
             size_bytes = len(done) * self._row_bytes
-            first_s = (entry.dry_s, min(entry.first_s, result.elapsed_s))
-            self._patience.loaded(size_bytes, result.elapsed_s, self._channel.clock(), first_s)
+            first = FirstByte(entry.dry_s, min(entry.first_s, result.elapsed_s))
+            self._patience.loaded(size_bytes, result.elapsed_s, self._channel.clock(), first)
         self._end(entry, result.ok, done, result.elapsed_s, result.error or "")
 
     def _refuse(self, entry: _Job, why: str) -> None:

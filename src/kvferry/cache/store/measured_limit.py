@@ -2,13 +2,13 @@
 
 A disk, a server or a node of a cluster may be full far below the limit of the settings: others fill
 it, a quota ends, its own limit is lower. A refusal says so, and what the store holds at that moment
-is what it can hold. That is believed for some seconds, and while new refusals say the same, for
-longer and longer, up to a minute. Then more is tried: so room that comes back is found, and a store
-that stays full refuses one batch a minute.
+is what it can hold. The measurement is believed for some seconds, and while new refusals say the
+same, for longer and longer, up to a minute. Then more is tried: so room that comes back is found,
+and a store that stays full refuses one batch a minute.
 
-What may be evicted for a refusal is bounded, because room that is made may go to others: for each
-byte that was written since one byte, and beyond that a part of what the cache has there. Above it
-one batch a minute is tried.
+What may be evicted for a refusal is bounded, because room that is made may go to others: one byte
+for each byte that was written since, and beyond that a part of what the cache has in the store.
+Above the bound one batch a minute is tried.
 
 Threads: none; the owner locks.
 """
@@ -23,12 +23,10 @@ from kvferry.connectors.base import NodeUsage
 
 __all__ = ["MeasuredLimit"]
 
-# How long a measurement is believed at first, and at most.
-_BELIEVED_S, _BELIEVED_S_MAX = 5.0, 60.0
-# Another measurement says the same if it differs by less; it is told anew if it differs by more.
-_SAME, _TOLD = 0.1, 0.25
-# How many evictions may bring nothing.
-_EVICTIONS = 2.0
+_BELIEVED_S, _BELIEVED_S_MAX = 5.0, 60.0  # a measurement at first, and one that was confirmed
+_SAME_SHARE = 0.1  # a measurement that differs by less confirms the one before
+_NEWS_SHARE = 0.25  # a measurement that differs by more is told anew
+_VAIN_EVICTIONS_MAX = 2.0  # whole evictions that may bring no room
 
 
 @dataclass
@@ -83,7 +81,7 @@ class MeasuredLimit:
             own_bytes: How much of it can be evicted.
         """
         now, former = self._clock(), {part.name: part.used_bytes for part in before}
-        grant = _EVICTIONS * self._ratio * own_bytes
+        grant = _VAIN_EVICTIONS_MAX * self._ratio * own_bytes
         self._allowed_bytes += max(0.0, grant - self._allowed_max)
         self._allowed_max = max(self._allowed_max, grant)
         rooms = [part.room_bytes for part in parts if part.room_bytes is not None]
@@ -94,7 +92,9 @@ class MeasuredLimit:
             # Others may have made room meanwhile.
             held = max(part.used_bytes, former.get(part.name, 0)) - over
             known = self._limits.get(part.name)
-            same = known is not None and abs(held - known.held_bytes) <= _SAME * known.held_bytes
+            same = (
+                known is not None and abs(held - known.held_bytes) <= _SAME_SHARE * known.held_bytes
+            )
             believed_s = _BELIEVED_S
             if known is not None and same:
                 believed_s = min(_BELIEVED_S_MAX, 2 * known.believed_s)
@@ -106,7 +106,7 @@ class MeasuredLimit:
             for part in parts
         )
         self._held_bytes = held_bytes
-        news = abs(held_bytes - self._told_bytes) > _TOLD * self._told_bytes
+        news = abs(held_bytes - self._told_bytes) > _NEWS_SHARE * self._told_bytes
         if news:
             self._told_bytes = held_bytes
         return news
@@ -118,7 +118,7 @@ class MeasuredLimit:
             if limit is None:
                 continue
             might = part.used_bytes + (part.room_bytes or 0)
-            if might > (1 + _SAME) * limit.held_bytes + (1 << 20 if part.room_bytes else 0):
+            if might > (1 + _SAME_SHARE) * limit.held_bytes + (1 << 20 if part.room_bytes else 0):
                 del self._limits[part.name]
         if self._limits or self._held_bytes is None:
             return False

@@ -1,10 +1,11 @@
 """Since when this process runs without a break.
 
-A process that was stopped, or slept with its host, goes on as if nothing had happened: what others
-said meanwhile it has not heard. Whoever answers by what it heard asks `since` first.
+A process that was stopped, or slept with its host, goes on as if nothing had happened, and has not
+heard what others said meanwhile. Whoever answers by what was heard asks `since` first.
 
 Threads: any; one of its own ticks, so that a process that has nothing to do is not taken for one
-that was stopped. One that got no processor for so long is, and asks once too often.
+that was stopped. A process that got no processor for so long is taken for one, and asks once too
+often.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import time
 
 from kvferry.base.threads import Guarded
 
-__all__ = ["keep_awake", "since"]
+__all__ = ["since", "watch_breaks"]
 
 _TICK_S = 0.25
-_BREAK_S = 1.5
+_BREAK_S = 1.5  # without a tick: the process was stopped
 
 
-class _Awake:
+class _BreakWatch:
     def __init__(self) -> None:
         self.ticked = _now()
         self.since = float("-inf")
@@ -41,21 +42,21 @@ def _now() -> float:
 
 
 _lock = threading.Lock()
-_awake: _Awake | None = None
+_watch: _BreakWatch | None = None
 
 
-def keep_awake() -> None:
+def watch_breaks() -> None:
     """Begin to look; in each process once."""
-    global _awake
+    global _watch
     with _lock:
-        if _awake is None:
-            _awake = _Awake()
-            Guarded(_awake.run, "awake").start()
+        if _watch is None:
+            _watch = _BreakWatch()
+            Guarded(_watch.run, "awake").start()
 
 
 def _after_fork_in_child() -> None:
-    global _awake, _lock
-    _awake, _lock = None, threading.Lock()  # nobody ticks there
+    global _watch, _lock
+    _watch, _lock = None, threading.Lock()  # nobody ticks there
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -63,7 +64,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def since() -> float:
     """The end of the last break, on ``time.monotonic``; minus infinity: there was none."""
-    one = _awake
+    one = _watch
     if one is None:
         return float("-inf")
     now = _now()
