@@ -96,7 +96,7 @@ class _Job:
     job: int
     is_load: bool
     keys: Sequence[bytes]  # all of them
-    moved: Sequence[bytes]  # those that are in the batch
+    moved: Sequence[bytes]  # the keys that are in the batch
     batch: int = 0
     progress: int = 0
     withdrawn: bool = False
@@ -113,7 +113,7 @@ class Transfers:
         view: The memory that rows lie in: contiguous, writable.
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
-        missing: The indices of those chunks that the store has not, as far as is known.
+        missing: The indices of the chunks that the store lacks, as far as is known.
         limits: See `TierLimits`.
         patience: Says how long loads may get nothing; told what they took.
         counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
