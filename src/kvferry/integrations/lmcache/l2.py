@@ -48,8 +48,8 @@ _log = logging.getLogger("kvferry.integrations.lmcache")
 
 SIZES_MAX = 4_000_000  # keys in the accounts
 _GIB = 1 << 30
-_USAGE_TIMEOUT_S = 1.0
-_USAGE_AGE_S = 1.0  # how old an answer may be
+_USAGE_TIMEOUT_S = 1.0  # of INFO, for each server
+_USAGE_AGE_S = 1.0  # how long an answer counts before INFO is asked again
 _GRACE_S = 1.0  # how much later than its limit a delete looks for its end
 
 
@@ -91,7 +91,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         self._loaded: dict[int, Any] = {}
         self._deleted: dict[int, threading.Event] = {}
         self._locks: dict[Any, int] = {}
-        self._sizes: OrderedDict[Any, int] = OrderedDict()  # whose oldest is found at once
+        self._sizes: OrderedDict[Any, int] = OrderedDict()  # the oldest first
         self._events = {verb: create_event_notifier() for verb in (Verb.SET, Verb.TOUCH, Verb.GET)}
         self._pid = os.getpid()
         self._ended = False
@@ -232,7 +232,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
                 keys, sizes = self._tasks.pop(each.batch_id)
                 try:
                     told += self._complete_one(each, keys, sizes)
-                except Exception as error:  # LMCache's: whoever waits is told that it failed
+                except Exception as error:  # LMCache's: the task is completed as failed
                     noticed("l2", error)
                     self._give_up(each)
                 if each.verb in self._events:

@@ -25,7 +25,7 @@ __all__ = ["ChunkNames"]
 
 _STRIPE_BYTES = 4 << 20  # native/codec/stripe.hpp
 _SUFFIX_BYTES = 16  # of stripes that follow: "#" and their number
-_HEAD_BYTES = 256
+_HEAD_BYTES = 256  # what a shortened key keeps of its beginning, for people
 _is_ascii = methodcaller("isascii")
 
 

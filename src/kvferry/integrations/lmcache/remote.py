@@ -58,8 +58,8 @@ _PING_FAILED = 1  # LMCache: 0 means success
 _SCHEME = "plugin://"
 _OURS = "kvferry."
 _LOADING = ("module_path", "class_name")  # LMCache's own keys of a plug-in
-_KEYS_MAX = 1_000_000
-_SCAN_TIMEOUT_S = 1.0
+_KEYS_MAX = 1_000_000  # of a listing
+_SCAN_TIMEOUT_S = 1.0  # of one page of SCAN
 _GLOB = re.compile(r"([*?\[\]\\^-])")
 
 

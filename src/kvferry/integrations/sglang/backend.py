@@ -46,7 +46,7 @@ from kvferry.integrations.sglang.page_store import PageStore
 __all__ = ["KvferryHiCache"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
-_WARN_EVERY_S = 60.0
+_WARN_EVERY_S = 60.0  # for each kind of call
 _KV = "kv"
 # What versions of SGLang have in different places is found by looking, never by their numbers.
 _SERVER_ARGS = (

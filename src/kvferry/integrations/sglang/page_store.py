@@ -39,10 +39,10 @@ from kvferry.connectors.redis import RedisConnector
 __all__ = ["PagePart", "PageStore"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
-# A job ends at its deadline; so much later it is a bug of ours, which must not hang anybody.
+# A job ends at its deadline; one that lasts so much longer is a bug of ours, and no caller hangs.
 _GRACE_S = 2.0
-_CLEAR_S = 30.0
-_RATES_MAX = 4096
+_CLEAR_S = 30.0  # of a clear that deletes; what it leaves is not found any more
+_RATES_MAX = 4096  # batches that `get_stats` has not taken out
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class PageStore:
     def clear(self) -> int:
         """Find nothing of before any more; how many parts went from the server.
 
-        Those go that only this store could find: what it has written since a clear before. Others
-        go on with what it shared with them. Deleting takes 30 s at most.
+        Those go that only this store could find: what it has written since a clear before. Other
+        stores go on with the pages that they share with this one. Deleting takes 30 s at most.
 
         Raises:
             UnavailableError, DeadlineExceeded: The server does not say what it has. It is cleared

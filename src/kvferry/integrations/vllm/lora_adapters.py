@@ -15,7 +15,7 @@ else. What shows it:
   are read when that is asked for.
 - vLLM may forget an adapter and load it again without a word, and with `load_inplace` it does so in
   every step. So the files are looked at (not read) with each request and before each save: place,
-  size, both times of change, and the number of the file. Who writes a file cannot set the time of
+  size, both times of change, and the number of the file. A writer of a file cannot set the time of
   its last change, and what changed within the grain of that clock is waited out before it is read.
 
 What happens within the milliseconds between a look at the files and vLLM's own reading of them,

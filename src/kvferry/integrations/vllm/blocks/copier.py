@@ -10,9 +10,9 @@ How many blocks a chunk has is not fixed here: there are as many block ids for e
 
 - The tensors stay the engine's, and must stay what they are as long as the copier is used: it keeps
   their memory. Pages are the caller's, and in use until the call is over.
-- Whoever calls makes sure that the engine does not use the blocks meanwhile: does not write those
-  that are gathered, neither reads nor writes those that are scattered into. An engine that goes to
-  sleep, or is given new tensors, unmaps its blocks: whoever copies asks `BlockAccess` before.
+- The caller makes sure that the engine does not use the blocks meanwhile: it does not write blocks
+  that are gathered, and neither reads nor writes blocks that are scattered into. An engine that
+  goes to sleep, or is given new tensors, unmaps its blocks: every copy asks `BlockAccess` before.
 - Any thread may call. Bytes are copied without the GIL, in one call for all layers.
 - On a GPU the copies run on a stream of their own, and wait for what the stream of the forward pass
   had to do up to `fence`; that stream waits for nothing. See
@@ -39,7 +39,7 @@ from kvferry.integrations.vllm.blocks.layouts import BlockLayout, read_layout
 
 __all__ = ["BlockAccess", "BlockCopier", "Fence", "layer_order"]
 
-_THREADS_MAX = 4
+_THREADS_MAX = 4  # that copy on a CPU; the engine computes on the others
 
 # What `BlockCopier.fence` gives: an event of the device, or None.
 Fence = Any
@@ -261,7 +261,7 @@ class BlockAccess:
     was gathered while blocks were revoked is not to be trusted.
 
     Attributes:
-        epoch: How often blocks were revoked. Whoever asks for a copy notes it.
+        epoch: How often blocks were revoked. Noted when a copy is asked for.
     """
 
     def __init__(self) -> None:

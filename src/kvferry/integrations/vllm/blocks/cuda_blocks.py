@@ -40,10 +40,11 @@ __all__ = ["CudaBlocks"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_SLOTS = 2
-# Shorter pieces are brought together first.
+_SLOTS = 2  # one is filled while the other is on its way
+# Shorter pieces are brought together on the device first: each piece costs the driver the same, and
+# the device gathers short ones quicker (docs/guides/engines.md has the rates of both ways).
 _PIECE_BYTES_MIN = 16 << 10
-# Of one call: what the first of them waits for is that the driver has understood the last.
+# Of one call: the first piece moves only when the driver has read the last.
 _PIECES_MAX = 8192
 _IN_STREAM_ORDER = 1  # sources are read when it is the stream's turn
 

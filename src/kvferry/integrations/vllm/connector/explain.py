@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explained", "running", "teller"]
 
-_LIMIT_S = 10.0
+_LIMIT_S = 10.0  # of one rank, which may ask its stores
 
 
 def teller(cache: TieredCache) -> Callable[[Prompt], str]:

@@ -32,7 +32,7 @@ class BackendFinder:
     """Asks caches of this process, one for each rank; the smallest answer counts.
 
     Args:
-        backends: Closed by whoever opened them.
+        backends: Closed by their owner.
     """
 
     def __init__(self, backends: Sequence[_Cache]) -> None:

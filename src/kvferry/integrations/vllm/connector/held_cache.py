@@ -56,7 +56,7 @@ SHOWN = (
 HOLD_S = 10.0
 # For pages that are in memory already: the time of one message, and not of stores.
 _HERE_S = 0.25
-# A server that does not answer is waited for so long, as a part of the time of computing.
+# How long a server that does not answer is waited for, as a share of the time of computing.
 _HUNG_SHARE = 0.5
 # How often the server is told how quickly we compute, and by which change at least.
 _TELL_EVERY_S = 1.0
@@ -83,8 +83,8 @@ class _Hold:
     __slots__ = ("first", "hashes", "hit", "until")
 
     def __init__(self, first: int, hashes: bytes, hit: Retrieved, until: float) -> None:
-        self.first = first  # those before it the engine had itself
-        self.hashes = hashes  # of those that are there
+        self.first = first  # chunk; the engine had the chunks before it
+        self.hashes = hashes  # of the chunks that are leased
         self.hit = hit
         self.until = until
 
@@ -436,7 +436,7 @@ class _HeldMeter:
 
 
 def _grown(labels: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are told because they exist."""
+    """Without the series that have not grown, and are there because they exist."""
     return {label: value for label, value in labels.items() if _any(value)}
 
 

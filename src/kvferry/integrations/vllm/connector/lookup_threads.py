@@ -4,9 +4,9 @@ The finder knows how long waiting can pay. The limit here is for a finder that d
 counts from the call: many requests at once may have to wait for a thread.
 
 An answer often comes within a fraction of a millisecond, and another step of the engine costs more.
-So whoever asks waits for a moment, all questions of a step together no longer than one.
+So the scheduler waits for a moment (`_MOMENT_S`), which all questions of a step share.
 
-Threads: those who ask are one; the answers come from others.
+Threads: one asks; the answers come from others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Question", "Questions"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_THREADS = 32
+_THREADS = 32  # a look-up waits for stores, and costs no processor meanwhile
 # What the questions of one step are waited for, together: an answer that comes meanwhile saves the
 # request a step, which takes longer than this.
 _MOMENT_S = 0.001

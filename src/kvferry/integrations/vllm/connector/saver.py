@@ -3,7 +3,7 @@
     begin      before a step: the chunks that it completes, and on a CPU room for them
     layer      a layer is computed: on a CPU its part of them is taken out
     end        all are: what is missing is taken out, and the chunks are handed over
-    protect    blocks are given to somebody: whoever still reads them is waited for
+    protect    blocks are given to a request: gathers that still read them are waited for
 
 Two threads: one gathers, where a device does that behind the step, and one hands over. A store that
 is slow holds up the second alone, so that blocks are free again as soon as the device has read
@@ -39,9 +39,11 @@ __all__ = ["Saver"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# Blocks that somebody else was given are waited for at least so long; then the save is dropped.
+# How long a step waits for blocks that are still read and were given to another request; then the
+# save is dropped.
 _FENCE_S = 10.0
-# A page that was freed may still be in use for a moment, and nobody says when it is not.
+# How often room is looked for: a page that was freed may be in use for a moment longer, and its end
+# is not signalled.
 _ROOM_S = 0.05
 
 

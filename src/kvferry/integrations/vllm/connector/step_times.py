@@ -23,7 +23,7 @@ __all__ = ["CudaSteps", "HostSteps", "Steps", "Totals", "step_clock"]
 # Tokens of prompts, pairs, and sequences that went on; see `kvferry.cache.cost.prefill`.
 Totals = tuple[int, int, int]
 
-# Steps whose events may be outstanding; a step beyond that is not measured.
+# Steps that may wait for their events; a step beyond these is not measured.
 _OUTSTANDING_MAX = 32
 
 

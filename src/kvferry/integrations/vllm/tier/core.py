@@ -37,7 +37,8 @@ __all__ = ["TierCore"]
 
 # What a store may take to let go of rows that were withdrawn.
 _WITHDRAW_S = 5.0
-# How often, and for how many chunks at a time, the store hears what is being used here.
+# How often, and for how many chunks at a time, the store hears what is in use; what waits beyond
+# the last number is left out.
 _TOUCH_EVERY_S = 0.25
 _TOUCH_KEYS = 256
 _TOUCH_TIMEOUT_S = 1.0

@@ -27,12 +27,12 @@ from kvferry.integrations.vllm.tier.tier_cost import Patience
 
 __all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 
-AGE_S = 10.0
+AGE_S = 10.0  # of answers: the store may have evicted the chunk since
 REQUESTS_MAX = 4096
-# How long a question lives that nobody waits for.
+# The deadline of a question that is not waited for.
 _UNWAITED_S = 2.0
-KNOWN_MAX = 1 << 17
-# How often answers are looked for by who asks for a key again within a step.
+KNOWN_MAX = 1 << 17  # chunks that the store was heard to have
+# How often completions are polled when a key is asked for again within a step.
 _LOOK_S = 200e-6
 _HASH_BYTES = 16
 # What `_native.Answers.ask` says besides no (0) and yes (1).
@@ -183,7 +183,7 @@ class Lookups:
             answered(BatchResult(bytes(known_there) + missing, [0] * len(names), 0.0))
             return
         limit_s = self._patience.question_s(len(names), now)
-        # Who does not wait asks all the same: the next ones may know more.
+        # One that is not waited for is asked all the same: its answer is known to the next ones.
         asked_s = limit_s or _UNWAITED_S
         if self._channel.shut or self._channel.touch(names, asked_s, answered) is None:
             request.answers.deny(question)

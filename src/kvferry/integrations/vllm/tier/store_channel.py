@@ -178,7 +178,7 @@ class StoreChannel:
         return self.connector.progress(batch)
 
     def poll(self) -> None:
-        """Hand every answer that is there to whoever waits for it."""
+        """Hand every answer that is there to its `then`."""
         for batch, result in self.connector.drain_completions():
             silent = bool(result.statuses) and not result.statuses.strip(_SILENT)
             if batch == self._canary:

@@ -71,7 +71,7 @@ class KvferryTierConnector(OffloadingConnector):  # type: ignore[misc]  # no vLL
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those can be loaded, and whether that takes a while."""
+        """How many tokens behind these can be loaded, and whether the load is asynchronous."""
         named = self._named(request)
         if isinstance(named, _Adapted):
             named.see(num_computed_tokens)

@@ -97,7 +97,7 @@ class _Job:
     job: int
     is_load: bool
     keys: Sequence[bytes]  # all of them
-    moved: Sequence[bytes]  # those that are in the batch
+    moved: Sequence[bytes]  # the keys that are in the batch
     batch: int = 0
     progress: int = 0
     withdrawn: bool = False
@@ -114,7 +114,7 @@ class Transfers:
         view: The memory that rows lie in: contiguous, writable.
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
-        missing: The indices of those chunks that the store has not, as far as is known.
+        missing: The indices of the chunks that the store lacks, as far as is known.
         limits: See `TierLimits`.
         patience: Says how long loads may get nothing; told what they took.
         counts: Counts chunks by what they became: ``load_<status>``, ``store_<status>``, as in
