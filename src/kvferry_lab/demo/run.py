@@ -39,7 +39,7 @@ _STORE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What to run. `model` gives the shape; its `page_tokens` is the chunk size."""
+    """A run. `model` gives the shape; its `page_tokens` is the chunk size."""
 
     store: str = "embedded"
     tokens: int = 3600

@@ -55,7 +55,7 @@ class Pace:
 
     @property
     def coefficients(self) -> Coefficients:
-        """What a cost model may expect."""
+        """The coefficients of this pace, for a cost model."""
         return self.a_s, self.c_s_per_token, self.d_s_per_token2, self.decode_s
 
     def step_s(self, new_tokens: int, pairs: int, decodes: int) -> float:
@@ -68,7 +68,7 @@ class Pace:
 
 @dataclass
 class BatcherCounts:
-    """What the batcher has done."""
+    """Counters of a batcher."""
 
     requests: int = 0
     cancelled: int = 0

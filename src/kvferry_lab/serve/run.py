@@ -140,7 +140,7 @@ class ServeSettings:
         return Pace(a_s=a, c_s_per_token=c, d_s_per_token2=d, decode_s=1 / self.decode_tokens_per_s)
 
     def transformer(self, chunk_size: int) -> TransformerConfig:
-        """One that is fast enough for a pace, or else the demo's."""
+        """A model that is fast enough for a pace, or else the demo's."""
         if self.pace is None and self.model is None and self.bytes_per_token is None:
             return TransformerConfig(page_tokens=chunk_size)
         return TransformerConfig(
