@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvferry.base.errors import KVFerryError, UsageError
-from kvferry.cache import TieredCache
 from kvferry.cache.store.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
+from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.bench.server import ServerProbe
 from kvferry_lab.demo.clients import ClientSpeed, compare_clients

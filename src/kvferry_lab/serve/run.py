@@ -13,7 +13,6 @@ from pathlib import Path
 
 from kvferry.base.errors import UsageError
 from kvferry.base.process import ending_at_once, log_to_stderr, signals_blocked
-from kvferry.cache import TieredCache
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
@@ -21,6 +20,7 @@ from kvferry.config.cache import read_calibration
 from kvferry.http.listener import HttpListener
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
+from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.serve.app import make_app
