@@ -17,11 +17,11 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
 from kvferry.base.errors import CorruptError, UnavailableError
 from kvferry.base.socket_folder import node_path
-from kvferry.cache import TieredCache
 from kvferry.chunks.prompt import read_prompt
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.controller import ControllerConfig
+from kvferry.sharing import TieredCache
 from kvferry.sharing.controller.controller import Controller
 from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.server_probe import ServerProbe

@@ -47,7 +47,7 @@ _SIZE_BYTES_MAX = 4 << 20
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """What the server counted; None where it does not say."""
+    """The tokens that the server counted; None where it does not say."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None

@@ -75,7 +75,7 @@ def _field(path: Path, name: str) -> str:
 
 
 def command_line() -> str:
-    """What was called, without secrets."""
+    """The command line of this process, without secrets."""
     return re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
 
 

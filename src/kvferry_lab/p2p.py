@@ -57,12 +57,12 @@ class P2PPlan:
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """The number of documents."""
         return max(1, round(self.scale * _DOCUMENTS))
 
     @property
     def workload(self) -> LongDocPlan:
-        """What each instance is asked."""
+        """The requests to each instance."""
         return LongDocPlan(
             num_documents=self.documents,
             document_length=_LENGTH,

@@ -76,7 +76,7 @@ _SIZE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlan:
-    """What to ask; lengths are in tokens."""
+    """The requests of a run; lengths are in tokens."""
 
     model: str
     mean_input_tokens: int = 550
@@ -91,7 +91,7 @@ class TokenPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRun:
-    """What came of it: each answer with the tokens of its prompt, in the order of their ends."""
+    """The answers of a run, each with the tokens of its prompt, in the order of their ends."""
 
     plan: TokenPlan
     answers: list[tuple[Answer, int]]
@@ -138,7 +138,7 @@ def _ask(plan: TokenPlan, client: OpenAIClient, prompt: str, new_tokens: int) ->
 
 
 def _letters_per_token(plan: TokenPlan, client: OpenAIClient) -> float:
-    """How many letters of our prompts the server takes for a token; 4 if it does not say."""
+    """The letters of our prompts for each token of the server; 4 if it does not say."""
     text = random_text(random.Random(_SEED), _PROBE_LETTERS)
     answer = _ask(plan, client, text, 1)
     if (answer.error and answer.status is not None) or not answer.seconds:
@@ -180,7 +180,7 @@ def _positive(rng: random.Random, mean: int, stddev: int) -> int:
 
 
 def individual(run: TokenRun) -> list[dict[str, Any]]:
-    """What was measured of each request."""
+    """The measurements of each request."""
     return [_one(answer, tokens) for answer, tokens in run.answers]
 
 
@@ -228,7 +228,7 @@ def results(run: TokenRun) -> dict[str, Any]:
 
 
 def summary(run: TokenRun, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """One flat object."""
+    """The summary as one flat object."""
     plan = run.plan
     found = {
         "version": _VERSION,
@@ -259,7 +259,7 @@ def write_results(run: TokenRun, folder: Path, metadata: Mapping[str, str]) -> l
 
 
 def summary_lines(run: TokenRun) -> Iterator[str]:
-    """What llmperf prints."""
+    """The lines that llmperf prints."""
     found = results(run)
     for key in _SPREAD:
         yield key

@@ -99,7 +99,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _joined(spec: Spec, ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """One list of all; an error says which of them is wrong."""
+    """One list of all options of a name; an error says which one is wrong."""
     flag = param.opts[0]
     names = [flag if len(texts) == 1 else f"{flag} {n}" for n in range(1, len(texts) + 1)]
     lists = (spec.parse(text, name) for text, name in zip(texts, names, strict=True))

@@ -64,7 +64,7 @@ class Watch:
 
     @property
     def title(self) -> str:
-        """What is seen, for people."""
+        """The title of a frame, for people."""
         return f"kvferry server {self.status.get('version', '')} at {self.url}"
 
     @property
@@ -137,7 +137,7 @@ def _refused(error: urllib.error.HTTPError) -> str:
 
 
 def counters(status: Mapping[str, Any]) -> Counters:
-    """What of a status grows, summed over all identities, by name and label."""
+    """The counters of a status, summed over all identities, by name and label."""
     found: Counters = {}
 
     def add(name: str, label: str, value: Any) -> None:

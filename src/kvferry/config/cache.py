@@ -69,8 +69,8 @@ _OTHERS = (
     "KVFERRY_SERVER_",
     "KVFERRY_CONTROLLER_",
     *FILE_VARIABLES,
-)  # variables that others read
-# Sections of others, also in a file whose other settings have none.
+)  # beginnings of variables that other sections read
+# Other sections, which a file without a section for the cache may have too.
 _SECTIONS = ("client", "controller", "server", "tuned")
 _MIB = 1 << 20
 _DAY_S = 86_400.0
@@ -271,7 +271,7 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
 
     @property
     def tls(self) -> dict[str, Any]:
-        """The same for both ends of TLS between instances, in the words of `ClientConfig`."""
+        """The settings of TLS between instances, for both ends, by the names of `ClientConfig`."""
         if self.p2p_tls_cert_file is None:
             return {}
         return {
@@ -283,7 +283,7 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
 
     @property
     def secret(self) -> str:
-        """What instances and controller know of each other; "": nothing is needed.
+        """The shared secret of instances and controller; "": none is needed.
 
         Raises:
             ConfigError: `p2p_secret_file` is missing, or holds something else.
@@ -348,8 +348,8 @@ class Examined(Findings):
         file: The file that was read, if any.
         values: Setting: value and source ("default", "file", a variable, "call").
         stores: Each with its source.
-        engine: What is said of `EngineSettings`: value and source.
-        client: What the file's section of clients says.
+        engine: Those of `EngineSettings` that are given: value and source.
+        client: The file's section `client`.
     """
 
     file: FilePath | None = None
@@ -475,7 +475,7 @@ def _of_file(file: FilePath, section: str, found: Examined) -> SourceValues:
 
 
 def _extra(special: Mapping[str, SourceValues], found: Examined) -> dict[str, Any]:
-    """What extra_config, or its keys beside it, say of the remote store."""
+    """Settings of the remote store from `extra_config`, or from its keys beside it."""
     given: dict[str, Any] = {}
     if "extra_config" in special:
         place = special["extra_config"]

@@ -259,7 +259,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def known(cls) -> dict[str, Spec]:
-        """What a place may say: a `url` and the fields."""
+        """The names that a place may have: `url` and the fields."""
         return {**specs(_Place), **specs(cls)}
 
     @classmethod
@@ -480,7 +480,7 @@ def save_client_settings(
 
 
 def limits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that make sense for any server: limits and sizes."""
+    """The settings that hold for any server: limits and sizes."""
     return {
         name: value
         for name, value in settings.items()
@@ -489,13 +489,13 @@ def limits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, without what of the weaker one makes no sense beside the stronger one."""
+    """Merge two places, without fields of the weaker one that the stronger one replaces."""
     gone = _replaced(stronger)
     return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
 
 
 def _replaced(stronger: Mapping[str, Any]) -> set[str]:
-    """What weaker places may not say beside these fields."""
+    """The fields of weaker places that these replace."""
     gone: set[str] = set()
     if "credentials" in stronger:
         gone |= set(_USER)

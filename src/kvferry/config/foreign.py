@@ -1,10 +1,10 @@
-"""Settings that files and environments of LMCache have beside ours, and what becomes of them.
+"""Settings of LMCache's files and environment that kvferry names otherwise, ignores or refuses.
 
-What we have under another name counts, also where a vLLM connector has it. What is not here is
-refused where it forbids something: a hit, a write, memory. A switch for something that is not here
-must be off. What belongs to such a switch is read and has no effect while it is off, and so is what
-LMCache needs and kvferry does not. Whoever brings a file along is told about each (`kvferry config
-check`).
+A setting that kvferry has under another name counts (`ALIASES`), also where a vLLM connector has it
+(`ENGINE`). A setting that is not here is refused where it would forbid something: a hit, a write,
+memory. A switch for a feature that is not here must be off. Settings that belong to such a switch
+have no effect, and neither have those that LMCache needs and kvferry does not. `kvferry config
+check` names each of them.
 
 Source: https://docs.lmcache.ai/api_reference/configurations.html
 """
@@ -17,7 +17,7 @@ from kvferry.config.setting import Settings
 
 __all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "GONE", "OFF", "ZERO_COUNTS", "EngineSettings"]
 
-# Their name: ours, and what one of their units is in ours; False: the opposite.
+# LMCache's name: our name, and the factor from its unit to ours; False: the meaning is negated.
 ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
     "cache_policy": ("eviction_policy", None),
     "controller_url": ("controller_pull_url", None),
@@ -32,20 +32,20 @@ ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
 
 
 class EngineSettings(Settings, frozen=True, kw_only=True):
-    """What LMCache has beside the settings of a cache, and here the vLLM connectors have.
+    """Settings that LMCache has among those of a cache, and kvferry in its vLLM connectors.
 
-    They count where they are given, and theirs are the defaults.
+    They count where they are given; the defaults are the connectors'.
 
     Attributes:
-        save_decode_cache: Their `save_generated`.
-        use_layerwise: True is their `layerwise` "always", and false "auto".
+        save_decode_cache: The connectors' `save_generated`.
+        use_layerwise: The connectors' `layerwise`: true is "always", false is "auto".
     """
 
     save_decode_cache: bool = False
     use_layerwise: bool = False
 
 
-# Their name: that of the connectors, and what is meant there.
+# LMCache's name: the connectors' name, and its value for each of LMCache's values.
 ENGINE: dict[str, tuple[str, dict[bool, Any]]] = {
     "save_decode_cache": ("save_generated", {True: True, False: False}),
     "use_layerwise": ("layerwise", {True: "always", False: "auto"}),
@@ -119,18 +119,18 @@ _WITHOUT_EFFECT = (
     *("worker_socket_recv_timeout_ms", "worker_socket_send_timeout_ms"),
     *("kv_msg_batch_size", "kv_msg_batch_timeout"),
 )
-# Their name: why it must be off, or None.
+# LMCache's name: why it must be off, or None: it has no effect.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
 
-# Of these 0 is no word for off.
+# Switches for which 0 is a value and does not mean off.
 ZERO_COUNTS = ("hit_miss_ratio", "priority_limit")
 
-# Where false says that there is none.
+# Settings of ours where LMCache's false means that there is none.
 OFF = ("local_disk", "remote_url")
 
-# Settings of ours that are gone: what to do instead.
+# Removed settings of ours: what to do instead.
 _FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
 GONE = dict.fromkeys(("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2"), _FILE)
 
-# Keys of `extra_config` that say something of the remote store: what they are there.
+# Keys of `extra_config` about the remote store: the names of its settings.
 EXTRA = {"username": "username", "password": "password", "resp_num_threads": "connections"}

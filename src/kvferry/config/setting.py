@@ -98,7 +98,7 @@ Host = Annotated[
         blank=True,
     ),
 ]
-# These may be empty as far as we know, and quoting them is not for us.
+# Servers may allow empty ones; errors do not quote them.
 Word = Annotated[str, setting(quoted=False, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
 Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
 

@@ -16,7 +16,7 @@ _NOT_PLAIN = ("cache", "again", "http")
 
 
 def shown_store(store: StoreConfig) -> dict[str, Any]:
-    """What of it differs from the defaults, flat; secrets are asterisks."""
+    """The settings of a store that differ from the defaults, flat; secrets are asterisks."""
     shown: dict[str, Any] = {"name": store.name, "type": store.type, "address": store.address}
     shown["max_capacity_gb"] = store.max_capacity_gb
     if store.max_capacity_gb:

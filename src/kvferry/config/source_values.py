@@ -31,12 +31,12 @@ _SIMILAR = 0.8
 
 @dataclass
 class Findings:
-    """What is to be said of settings.
+    """Problems, warnings and notes about settings.
 
     Attributes:
-        problems: What keeps them from being used.
-        warnings: What is most likely not meant.
-        notes: What is read and has no effect.
+        problems: Errors: the settings cannot be used.
+        warnings: Likely mistakes.
+        notes: Settings that are read and have no effect.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def log(self, to: logging.Logger) -> None:
-        """Say what does not keep them from being used."""
+        """Log warnings and notes."""
         for text in self.warnings:
             to.warning("%s", text)
         for text in self.notes:
@@ -74,14 +74,14 @@ class SourceValues:
     spelled: dict[str, str] = field(default_factory=dict)
 
     def source(self, name: str) -> str:
-        """What to say of a setting that comes from here."""
+        """The source of a setting, for people: a variable's name, or the kind of the place."""
         return self.spelled[name] if self.kind == "environment" else self.kind
 
     def put(self, name: str, given: str, value: Any) -> None:
         """Keep a value.
 
         Raises:
-            ConfigError: There is one already, by another name.
+            ConfigError: The place has the setting already, under another name.
         """
         if name in self.values:
             raise ConfigError(
@@ -98,9 +98,10 @@ class Names:
         known: Our settings.
         section: Where they stand in a file.
         prefix: What their variables begin with.
-        aliases: Other names, with what one of their units is in ours, if that differs; False: they
-            say the opposite.
-        foreign: Names of others' settings that have no effect; with why, where they must be off.
+        aliases: Other names of settings: our name, and the factor from their unit to ours, if it
+            differs; False: the meaning is negated.
+        foreign: Names of LMCache's settings that have no effect; with the reason where they must
+            be off.
         zero_counts: Those of `foreign` for which 0 and false are not off.
         elsewhere: Names that belong into another place, with the advice to put them there.
         off: Settings where false says that there is none.
@@ -144,10 +145,10 @@ class Names:
         return places
 
     def together(self, places: Sequence[SourceValues]) -> dict[str, Any]:
-        """What places say, the strongest first, with the words that stand in files of their own.
+        """Merge places, the strongest first, and read the secrets that stand in files.
 
         Raises:
-            ConfigError: A place names a word and its file, or such a file holds something else.
+            ConfigError: A place names a secret and its file, or such a file holds something else.
         """
         values = {name: value for place in reversed(places) for name, value in place.values.items()}
         for name, spec in self.known.items():
@@ -166,7 +167,7 @@ class Names:
     def take(
         self, place: SourceValues, settings: Mapping[Any, Any], found: Findings
     ) -> SourceValues:
-        """Sort into a place what a mapping says; None is not given."""
+        """Check a mapping's settings into a place; None counts as not given."""
         for given, value in settings.items():
             if value is not None and not (value is False and given in self.off):
                 self._take(place, given, given, value, found)
@@ -175,7 +176,7 @@ class Names:
     def take_environ(
         self, environ: Mapping[str, str], prefix: str, found: Findings
     ) -> SourceValues:
-        """What the variables say that begin with `prefix`; an empty one is not given."""
+        """Check the variables that begin with `prefix`; an empty one counts as not given."""
         place = SourceValues("environment")
         for given in (*self.known, *self.aliases, *self.foreign, *self.elsewhere):
             variable = prefix + given.upper()
@@ -186,7 +187,7 @@ class Names:
     def _take(
         self, place: SourceValues, given: Any, spelled: Any, value: Any, found: Findings
     ) -> None:
-        """One setting, which the place spells so; what is wrong with it is a problem."""
+        """Take one setting under the place's spelling; an error becomes a problem."""
         at = f"{place.where}{spelled}"
         try:
             if given in self.foreign:
@@ -210,7 +211,7 @@ class Names:
     def misspelt(
         self, environ: Mapping[str, str], prefix: str, others: Iterable[str] = ()
     ) -> list[str]:
-        """Warnings of variables that begin with `prefix` and are nearly one that is read."""
+        """Warnings about variables that begin with `prefix` and resemble one that is read."""
         known = [name.upper() for name in (*self.known, *self.aliases, *self.foreign)]
         mine = (name for name in environ if name.startswith(prefix))
         strangers = [name.removeprefix(prefix) for name in mine if not name.startswith((*others,))]
@@ -249,7 +250,7 @@ def _is_zero(text: str) -> bool:
 
 
 def _scaled(spec: Spec, value: Any, unit: float, at: str) -> float:
-    """A number in others' units in ours."""
+    """A number of another unit, converted to ours."""
     try:
         if isinstance(value, bool):
             raise ValueError

@@ -27,25 +27,25 @@ class Spec:
 
     Attributes:
         name: Of the setting.
-        type: As it is declared, for msgspec.
+        type: The declared type, for msgspec.
         kind: int, float, bool, str, tuple or dict.
-        choices: What it may be, if only that; or who knows.
-        of_texts: It is a list of texts; commas may part them.
+        choices: The allowed values, if it is a choice; or the function that returns them.
+        of_texts: Whether it is a list of texts, which commas may separate.
         default: Its value where nobody gives one.
-        needed: None is no value of its own.
-        text: What it means.
+        needed: Whether None is not allowed as a value.
+        text: Its description.
         guide: Whether the guide explains it; else it stands in the guide's appendix.
         limits: `ge`, `gt`, `le`, `min_length` of `msgspec.Meta`.
         unit: Of a number.
         use: What to write, for errors; by default it follows from type and limits.
-        secret: Shown nowhere.
+        secret: Whether it is never shown.
         quoted: Whether an error may repeat a wrong value, if that is no secret.
-        program: A program alone can give it: it is no text and no number.
+        program: Whether only a program can give it: it has no form as a text or number.
         bytes_max: Of a text, in UTF-8.
         flag: The option of the command line, where it is not named like the setting.
         word_file: The setting beside it that names a file with this word.
-        needs: What it means nothing without: settings, or ``name=value|value``.
-        blank: An empty text, wherever it stands, says that it is not given.
+        needs: Settings without which it has no meaning: names, or ``name=value|value``.
+        blank: Whether an empty text counts as not given.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Spec:
 
     @cached_property
     def words(self) -> tuple[Any, ...]:
-        """What it may be, if only that."""
+        """The allowed values, if it is a choice."""
         return self.choices() if callable(self.choices) else self.choices
 
     @property
@@ -146,7 +146,7 @@ class Spec:
         return self.check(text, at)
 
     def error(self, value: Any, at: str = "") -> ConfigError:
-        """That a value cannot be; it is quoted where it can hold no secret."""
+        """The error for an invalid value, which is quoted where it can hold no secret."""
         plain = isinstance(value, str | int | float | None)
         hidden = self.secret or not self.quoted or not plain or "://" in shown(value)
         told = "" if hidden else f"={shown(value)}"

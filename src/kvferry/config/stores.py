@@ -45,7 +45,7 @@ _ALIASES: dict[str, dict[str, str]] = {
     },
     **{kind: {"adapter_params": "params"} for kind in _PLUGINS},
 }
-# Theirs too, and with us possible in one way only: the values that say that way.
+# Settings of LMCache's adapters for which kvferry has one behaviour: the values that ask for it.
 _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "serde": ((None, "naive"), "values are stored as they are; leave it out"),
     "persist_enabled": ((None, True), "what is stored stays stored; leave it out"),
@@ -298,7 +298,7 @@ def _translated(name: str, value: Any) -> Any:
 
 
 def _eviction(own: Mapping[str, Any]) -> EvictionConfig:
-    """The block, which means something beside a capacity only."""
+    """The block `eviction`, which has a meaning only beside a capacity."""
     given = own["eviction"]
     if not isinstance(given, Mapping | EvictionConfig):
         raise ConfigError("eviction is no mapping; it holds eviction_policy and others")
@@ -328,12 +328,12 @@ def _check_fixed(name: str, value: Any) -> None:
         raise ConfigError(f"{name}: {advice}")
 
 
-Special = Mapping[str, SourceValues]  # setting: where it is said
+Special = Mapping[str, SourceValues]  # a setting of `StoreSettings`: the place that gives it
 
 
 @dataclass
 class _Entry:
-    """A store in the making."""
+    """A store whose settings are not checked yet."""
 
     shown: str
     source: str
@@ -350,8 +350,8 @@ def stores_of(
     """Every store that a cache's settings name, and its source.
 
     Args:
-        special: Where each of `StoreSettings` is said.
-        extra: What is said of the server at `remote_url` beside it.
+        special: The place that gives each of `StoreSettings`.
+        extra: Settings of the store at `remote_url` from `extra_config`.
         section: The file's section of clients.
         environ: The weakest place, of the first redis store.
         found: Gets a problem for each store that cannot be.

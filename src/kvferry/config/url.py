@@ -54,7 +54,7 @@ _MALFORMED = (
 
 
 class _PortError(ValueError):
-    """It is a number, and that of no port."""
+    """A number that is no port."""
 
 
 def parse_url(url: str, known: Mapping[str, Spec]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(name: object, known: Iterable[str]) -> str:
-    """That a name is that of no setting, with the nearest one."""
+    """The text of an error for an unknown setting, with the nearest known name."""
     return f"unknown setting {shown(name)}{nearest(str(name), known)}"
 
 

@@ -55,7 +55,7 @@ _TIMEOUT_MS = 60_000
 
 
 class NotMeasured(UsageError):
-    """That client cannot be measured on that kind of server; the text says why."""
+    """A client that cannot be measured on a kind of server; the text says why."""
 
     code = "not_measured"
 
@@ -67,7 +67,7 @@ class NotInstalled(NotMeasured):
 
 
 class BenchClient(Protocol):
-    """What a measurement needs of a client."""
+    """The interface of a client under test."""
 
     name: str
     connections: int
@@ -81,7 +81,7 @@ class BenchClient(Protocol):
         ...
 
     def exists_batch(self, keys: Sequence[str]) -> int:
-        """How many of the keys exist."""
+        """The number of the keys that exist."""
         ...
 
     def cpu_s(self) -> float:

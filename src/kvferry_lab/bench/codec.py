@@ -184,7 +184,7 @@ def measure_loss(tokens: int) -> Loss:
 
 
 def through_fp8(content: npt.NDArray[np.generic], to: npt.NDArray[np.generic]) -> None:
-    """What comes back of bf16 numbers, of any shape, that were stored by fp8."""
+    """Decode into `to` what fp8 keeps of bf16 numbers of any shape."""
     source, target = (each.reshape(-1).view(np.uint8) for each in (content, to))
     payload = np.zeros(2 * source.size, np.uint8)
     length = _native.encode_value(number_of_fp8("bfloat16"), source, payload)

@@ -260,7 +260,7 @@ class _Run:
         return wall_s
 
     def _rewarm_keys(self, batch: range) -> int:
-        """How many keys to run uncounted before a batch: only the first of a turn needs it."""
+        """The keys to run uncounted before a batch: only the first of a turn needs it."""
         if batch.start:
             return 0
         return min(len(batch), len(self._chunks.warm_targets))
@@ -286,7 +286,7 @@ class _Run:
         return value, wall_s if self._client.wall_s is None else self._client.wall_s
 
     def _counted(self) -> dict[str, int]:
-        """What the client counts of its own calls so far; nothing where it does not."""
+        """The client's counters of its calls so far; nothing where it has none."""
         if not isinstance(self._client, FerryClient):
             return {}
         stats = self._client.client.stats()

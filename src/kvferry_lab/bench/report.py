@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 def header(server: dict[str, str]) -> dict[str, Any]:
-    """What every result begins with: command, machine, versions, server."""
+    """The head of every result: command, machine, versions, server."""
     return {
         "command": command_line(),
         "machine": machine_facts(),
@@ -99,7 +99,7 @@ def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None
 
 
 def _gains(rows: Sequence[Row]) -> Iterator[str]:
-    """What the Unix socket brings, for each point where both ways were measured."""
+    """The gain of the Unix socket, for each point where both ways were measured."""
     for row in rows:
         if row.client != "native-unix" or not row.gbps:
             continue

@@ -181,7 +181,7 @@ def server_of(config: ClientConfig) -> ClientConfig:
 
 
 def shards_of(config: ClientConfig) -> int:
-    """How many servers share the keys."""
+    """The number of servers that share the keys."""
     if config.topology != "cluster":
         return 1
     with ClusterProbe(config) as probe:
@@ -210,7 +210,7 @@ class ClusterProbe(ServerProbe):
 
     @property
     def shards(self) -> int:
-        """How many primaries serve slots."""
+        """The number of primaries that serve slots."""
         return len(self._links)
 
     def close(self) -> None:

@@ -164,7 +164,7 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
 
 
 def _plan(o: dict[str, Any]) -> dict[str, Any]:
-    """What was said, over the preset, over the defaults."""
+    """The given options over the preset's over the defaults."""
     from kvferry_lab.long_doc.run import PRESETS, LongDocPlan
 
     chosen: dict[str, Any] = dict(PRESETS[o["preset"]]) if o["preset"] else {}

@@ -221,7 +221,7 @@ def capacities_of_text(text: str, chunk_bytes: int, trace: Trace) -> list[int]:
 
 @contextmanager
 def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
-    """What replays against a store: the named one, or our own with room enough."""
+    """A replay against a store: the named one, or our own with room enough."""
     try:
         from kvferry_lab.trace.store_replay import StoreReplay
     except ModuleNotFoundError as error:

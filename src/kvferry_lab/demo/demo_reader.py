@@ -21,7 +21,7 @@ __all__ = ["ReaderReport", "read"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderReport:
-    """What process 2 found out."""
+    """The results of process 2."""
 
     loaded_chunks: int
     missing: str  # why it is not all of them; "" if it is

@@ -43,7 +43,7 @@ class DemoJob:
         return self.prompt[: self.chunks * self.model.page_tokens]
 
     def identity(self) -> Identity:
-        """What the KV is. The run is part of it: no old data can help, and all goes at the end."""
+        """The KV's identity. The run is part of it: old data cannot help, all goes at the end."""
         model = self.model
         layout = KVLayout(
             layers=model.layers,

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvferry.base.errors import KVFerryError, UsageError
-from kvferry.cache import TieredCache
 from kvferry.cache.store.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
+from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.demo.clients import ClientSpeed, compare_clients
@@ -39,7 +39,7 @@ _STORE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What to run. `model` gives the shape; its `page_tokens` is the chunk size."""
+    """A run. `model` gives the shape; its `page_tokens` is the chunk size."""
 
     store: str = "embedded"
     tokens: int = 3600

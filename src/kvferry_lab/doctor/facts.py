@@ -36,7 +36,7 @@ _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 class Severity(IntEnum):
-    """How much it matters, from least to most."""
+    """The weight of a finding, from least to most."""
 
     OK = 0  # as it should be
     INFO = 1  # worth knowing; nothing has to be done

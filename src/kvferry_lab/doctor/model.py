@@ -67,7 +67,7 @@ class ModelShape:
         return self.kv_layers * self.kv_values * self.value_bytes
 
     def shard_bytes_per_token(self, gpus: int) -> int:
-        """What one of `gpus` tensor-parallel GPUs holds of it; heads are divided, latents not."""
+        """The part of it on one of `gpus` tensor-parallel GPUs; heads are divided, latents not."""
         return self.bytes_per_token // math.gcd(gpus, self.kv_heads)
 
     def prefill_flops(self, tokens: int) -> float:

@@ -78,7 +78,7 @@ def examine_model(model: ModelShape, engine: Engine, traffic: TrafficFacts) -> I
 
 
 def kv_size(model: ModelShape) -> Finding:
-    """How much KV a token has."""
+    """The KV of a token."""
     seen = (
         f"{model.name}: {model.bytes_per_token:,} bytes of KV per token "
         f"({model.kv_layers} layers x {model.kv_values:,} x {model.value_bytes} bytes)"
@@ -90,7 +90,7 @@ def kv_size(model: ModelShape) -> Finding:
 
 
 def chunking(model: ModelShape, engine: Engine) -> Finding:
-    """How many tokens a chunk should hold."""
+    """The tokens that a chunk should hold."""
     per_token = model.shard_bytes_per_token(engine.gpus)
     tokens = chunk_tokens(per_token)
     size = tokens * per_token

@@ -215,7 +215,7 @@ def certificate(server: ServerFacts, _: ClientNeed) -> Finding | None:
 
 
 def role(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """It takes writes."""
+    """The server is a primary."""
     name = server.info.get("role")
     if name is None:
         return None
@@ -241,7 +241,7 @@ def write_quorum(server: ServerFacts, _: ClientNeed) -> Finding | None:
 
 
 def replication(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """What replicas cost when megabytes are written, where there are any."""
+    """Backlog and buffers of replicas hold what is written, megabytes at a time."""
     count = server.count("connected_slaves")
     if not count:
         return None if count is None else ok("replication", "no replicas")

@@ -40,7 +40,7 @@ def mode(cluster: ClusterFacts) -> Finding:
 
 
 def state(cluster: ClusterFacts) -> Finding:
-    """It serves."""
+    """The cluster is up."""
     word = cluster.info.get("cluster_state", "unknown")
     if word == "ok":
         return ok("cluster-state", "ok")

@@ -152,7 +152,7 @@ def huge_pages(host: HostFacts) -> Finding | None:
 
 
 def kernel_tls(host: HostFacts) -> Finding | None:
-    """What the kernel offers for TLS."""
+    """Whether the kernel offers TLS, which saves one copy of each value."""
     if host.ulps is None:
         return None
     if "tls" in host.ulps:

@@ -49,7 +49,7 @@ def version(server: ServerFacts, _: ClientNeed) -> Finding | None:
 
 
 def loading(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """It is ready."""
+    """The server is not loading files."""
     if server.info.get("loading") == "1":
         why = "every command is answered with LOADING, which the client takes as unavailable"
         return fault("loading", "it loads a file from disk", why, "wait, or start it without files")
@@ -124,7 +124,7 @@ def command_log(server: ServerFacts, need: ClientNeed) -> Finding | None:
 
 
 def slow_log(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """It notes what is slow, not everything."""
+    """The slow log has slow commands only."""
     for name in ("commandlog-execution-slower-than", "slowlog-log-slower-than"):
         least_us = server.setting_bytes(name)
         if least_us is None:
@@ -137,7 +137,7 @@ def slow_log(server: ServerFacts, _: ClientNeed) -> Finding | None:
 
 
 def latency_monitor(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """It watches for what is rare."""
+    """The latency monitor records rare events, not ordinary work."""
     least_ms = server.setting_bytes("latency-monitor-threshold")
     if least_ms is None:
         return None
@@ -174,7 +174,7 @@ def maxmemory(server: ServerFacts, need: ClientNeed) -> Finding | None:
 
 
 def maxmemory_policy(server: ServerFacts, need: ClientNeed) -> Finding | None:
-    """What is forgotten when memory is full."""
+    """The eviction policy: what happens when memory is full."""
     policy, check = server.info.get("maxmemory_policy"), "maxmemory-policy"
     if not policy:
         return None
@@ -204,7 +204,7 @@ def maxmemory_policy(server: ServerFacts, need: ClientNeed) -> Finding | None:
 
 
 def evictions(server: ServerFacts, _: ClientNeed) -> Finding | None:
-    """How much was evicted, beside how much was found."""
+    """Evictions beside hits."""
     evicted = server.count("evicted_keys")
     if evicted is None:
         return None

@@ -64,7 +64,7 @@ def best_chunk_bytes(by_size: Mapping[int, float]) -> int:
 
 
 def rtt(facts: Facts) -> Finding | None:
-    """How far away it is."""
+    """The round trip to the server."""
     rtt_s = facts.traffic.rtt_s
     if rtt_s is None:
         return None
@@ -96,7 +96,7 @@ def bandwidth(facts: Facts) -> Finding | None:
 
 
 def bare(facts: Facts) -> Finding | None:
-    """What the way gives without a store on it, and how much of that the store gives."""
+    """The rate of bare TCP, and the part of it that the store reaches."""
     found = facts.bare
     if found is None:
         return None
@@ -127,7 +127,7 @@ def _round_trip(found: BareFacts) -> str:
 
 
 def _distance(rtt_s: float) -> str:
-    """Whose round trip that is, in words."""
+    """The distance with such a round trip, in words."""
     for limit_s, words in _DISTANCES_S:
         if rtt_s <= limit_s:
             return f"as within {words}"
@@ -135,7 +135,7 @@ def _distance(rtt_s: float) -> str:
 
 
 def connections(facts: Facts) -> Finding | None:
-    """How many connections to open."""
+    """The number of connections to open."""
     traffic = facts.traffic
     if not traffic.by_connections or traffic.best_bytes_s is None:
         return None
@@ -156,7 +156,7 @@ def connections(facts: Facts) -> Finding | None:
 
 
 def chunk(traffic: TrafficFacts) -> Finding | None:
-    """How large a value should be."""
+    """The best size of a value."""
     if not traffic.by_size:
         return None
     points = ", ".join(

@@ -96,7 +96,7 @@ def measure_rtt(config: ClientConfig) -> float:
 
 
 def room_bytes(servers: Sequence[ServerFacts]) -> tuple[int, str]:
-    """How much may be stored for a moment without pushing a cache out, and why not more."""
+    """The bytes that may be stored for a moment without evicting a cache's, and why not more."""
     rooms = []
     for server in servers:
         if server.info.get("role", "master") != "master":

@@ -125,11 +125,11 @@ class EngineRow:
         return _median(value for one in self.warm for value in one.cached)
 
     def stored_bytes(self) -> float | None:
-        """What one cold pass put into the store."""
+        """The bytes that one cold pass wrote to the store."""
         return _median(one.store_bytes for one in self.cold)
 
     def loaded_bytes(self) -> float | None:
-        """What one warm pass took out of it."""
+        """The bytes that one warm pass read from the store."""
         return _median(one.store_bytes for one in self.warm)
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _pass(said: list[Generated], moved: int) -> Pass:
 
 
 def setting_of(plan: EnginePlan, integration: str, port: int) -> IntegrationSetting:
-    """What an integration is opened with, over the store at a port."""
+    """The settings of an integration over the store at a port."""
     rival = integration == "lmcache"
     python = plan.rival_python if rival else plan.python
     assert python is not None, "the integration lmcache needs its own environment"

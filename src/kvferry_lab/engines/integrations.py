@@ -66,7 +66,7 @@ class IntegrationSetting:
 
 @dataclass(frozen=True)
 class OpenIntegration:
-    """What an engine is told, and the process of the server beside it, where there is one."""
+    """An engine's settings, and the process of the server beside it, where there is one."""
 
     transfer: dict[str, Any] | None
     server_pid: int | None = None

@@ -65,7 +65,7 @@ class LatencyRow:
 
     @property
     def series(self) -> tuple[str, str, int, int]:
-        """What rows of several distances have in common."""
+        """The fields that rows of several distances have in common."""
         return self.client, self.workload, self.prompt_tokens, self.concurrency
 
 

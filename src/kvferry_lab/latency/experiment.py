@@ -100,7 +100,7 @@ class LatencyPlan:
 
 @dataclass(frozen=True, order=True)
 class LatencyCell:
-    """One of them."""
+    """A cell of the experiment."""
 
     client: str
     workload: str
@@ -310,7 +310,7 @@ class SentCommand(NamedTuple):
 
 
 def read_commands(log: Path) -> list[SentCommand]:
-    """Those of a link's log that a request may wait for, in the order of time."""
+    """The commands of a link's log that a request may wait for, in the order of time."""
     text = log.read_text(errors="replace")  # the last line may be on its way
     lines = [line.split(" ") for line in text.split("\n")[:-1]]
     views = {words[1] for words in lines if words[2:4] == ["CLIENT", "TRACKING"]}

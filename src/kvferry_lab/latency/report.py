@@ -151,7 +151,7 @@ def table_lines(rows: Sequence[LatencyRow]) -> list[str]:
 
 
 def extra_lines(rows: Sequence[LatencyRow]) -> list[str]:
-    """What is known besides."""
+    """A table of the other figures."""
     return _table(_EXTRA, rows)
 
 
@@ -253,7 +253,7 @@ def _lines(rows: Sequence[LatencyRow], prefix: str, workload: str, choose: Any) 
 
 
 def _about(lines: Sequence[Line]) -> str:
-    """What all lines of a panel are."""
+    """The workload that all lines of a panel share."""
     first = lines[0][1][0]
     kind = {"hit": "hits", "miss": "misses"}[first.workload]
     return f"{kind} of {first.prompt_tokens:,} tokens, {first.concurrency} at a time"

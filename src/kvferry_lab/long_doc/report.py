@@ -68,7 +68,7 @@ class HitLoss:
 
     @property
     def possible(self) -> float:
-        """What could be hit without limits, with chunks of one token."""
+        """The hit rate of an unlimited cache with chunks of one token."""
         return 1 - self.new / self.asked if self.asked else 0.0
 
 
@@ -201,7 +201,7 @@ def missed_expectations(
     latency_gain: float | None,
     latency_s: float | None,
 ) -> list[str]:
-    """What was expected and is not so: gains as warm-up over query, for each prompt."""
+    """The expectations that are not met: gains as warm-up over query, for each prompt."""
     missed = []
     warm, query = mean_ttft(run.warmup), mean_ttft(run.query)
     got = warm / query if query else float("inf")

@@ -115,7 +115,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class LongDocRun:
-    """What was measured. Round 0 is the warm-up."""
+    """The records of a run. Round 0 is the warm-up."""
 
     plan: LongDocPlan
     model: str
@@ -129,12 +129,12 @@ class LongDocRun:
 
     @property
     def query(self) -> list[Record]:
-        """Those of the query round, or rounds."""
+        """The records of the query round, or rounds."""
         return [record for record in self.records if record.round > 0]
 
     @property
     def query_s(self) -> float:
-        """How long the query round took."""
+        """The duration of the query round, in seconds."""
         return sum(self.round_s[1:])
 
 

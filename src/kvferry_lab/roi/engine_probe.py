@@ -124,7 +124,7 @@ def _ask(client: OpenAIClient, model: str, length: int, words: int) -> PrefillSa
 
 
 def write_calibration(path: Path, found: Prefill, samples: Sequence[PrefillSample]) -> None:
-    """What `prefill_calibration_file` and `--calibration` read, and what it was made of."""
+    """The file that `prefill_calibration_file` and `--calibration` read, with its measurements."""
     shown = {
         "a_s": found.a_s,
         "c_s_per_token": found.c_s_per_token,

@@ -135,14 +135,14 @@ class ServerNeed:
 
     @property
     def shards(self) -> int:
-        """What both ask for."""
+        """The servers that memory and bandwidth need."""
         return max(self.for_memory, self.for_bandwidth or 1)
 
 
 def need_of(
     case: Case, day: Day, bill: DayAccount, *, shard_bytes: float, shard_bytes_s: float
 ) -> ServerNeed:
-    """How many servers of such a size and bandwidth; the chunks of a prompt lie on all of them."""
+    """The number of servers of such a size and bandwidth; the chunks of a prompt lie on all."""
     for_memory = max(1, math.ceil(bill.ram_bytes / shard_bytes))
     wanted = max(bill.traffic_bytes_s, case.break_even_bytes_s(day.prompt_tokens))
     for_bandwidth = max(1, math.ceil(wanted / shard_bytes_s)) if math.isfinite(wanted) else None

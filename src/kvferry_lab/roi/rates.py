@@ -31,7 +31,7 @@ _SIZE_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a published calculator assumes of an engine."""
+    """An engine as a published calculator assumes it."""
 
     tokens_s: float
     gpus: int
@@ -101,7 +101,7 @@ def of_preset(name: str, gpus: int | None = None) -> Prefill:
 
 
 def calibrated(path: Path, gpus: int) -> Prefill:
-    """What an engine was measured to do: by `--calibration` or `prefill_calibration_file`."""
+    """Measurements of an engine: a file of `--calibrate`, or of `prefill_calibration_file`."""
     a, c, d = read_calibration(path)
     if c == d == 0:
         raise UsageError(f"{path}: c_s_per_token and d_s_per_token2 are both 0")

@@ -91,7 +91,7 @@ def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
 
 
 def say_case(console: Console, question: RoiQuestion) -> None:
-    """What the answer rests on."""
+    """The facts that the answer rests on."""
     case, model = question.case, question.model
     console.print(
         facts(
@@ -474,7 +474,7 @@ def _nets(axes: Any, rows: Sequence[Outcome]) -> None:
 
 
 def question_data(question: RoiQuestion) -> dict[str, Any]:
-    """What the arithmetic of the page takes."""
+    """The input of the page's arithmetic."""
     return {
         "case": asdict(question.case),
         "day": asdict(question.day),

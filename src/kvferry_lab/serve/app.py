@@ -52,7 +52,7 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class BadRequest(Exception):
-    """What the body of an error of OpenAI says."""
+    """A request that cannot be served, with the fields of OpenAI's error body."""
 
     def __init__(
         self, text: str, param: str | None = None, code: str | None = None, status: int = 400
@@ -230,7 +230,7 @@ class Reply:
         return {**self._head(choices, ""), "usage": self._usage()}
 
     def first(self) -> list[dict[str, Any]]:
-        """What a stream begins with: in a chat, who speaks."""
+        """The first event of a stream: in a chat, the role."""
         if not self.asked.chat:
             return []
         indexes = range(len(self.texts))
@@ -242,7 +242,7 @@ class Reply:
         return self._chunk(index, {"content": text} if self.asked.chat else text, reason)
 
     def usage(self) -> dict[str, Any]:
-        """What a stream ends with where the usage was asked for."""
+        """The last event of a stream where the usage was asked for."""
         return {**self._head([], ".chunk"), "usage": self._usage()}
 
     def _chunk(self, index: int, said: Any, reason: str | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from kvferry_lab.serve.sequence import Failed, FinishedSequence, Heard, Running,
 
 __all__ = ["Batcher", "Pace"]
 
-_log = logging.getLogger("kvferry_lab.serve")
+_log = logging.getLogger("kvferry.lab.serve")
 
 _CLOSE_S, _IDLE_S = 30.0, 10.0
 _STAGED = 256 << 20  # bytes that are given to the cache at a time
@@ -55,7 +55,7 @@ class Pace:
 
     @property
     def coefficients(self) -> Coefficients:
-        """What a cost model may expect."""
+        """The coefficients of this pace, for a cost model."""
         return self.a_s, self.c_s_per_token, self.d_s_per_token2, self.decode_s
 
     def step_s(self, new_tokens: int, pairs: int, decodes: int) -> float:
@@ -68,7 +68,7 @@ class Pace:
 
 @dataclass
 class BatcherCounts:
-    """What the batcher has done."""
+    """Counters of a batcher."""
 
     requests: int = 0
     cancelled: int = 0

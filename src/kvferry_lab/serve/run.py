@@ -13,7 +13,6 @@ from pathlib import Path
 
 from kvferry.base.errors import UsageError
 from kvferry.base.process import ending_at_once, log_to_stderr, signals_blocked
-from kvferry.cache import TieredCache
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
@@ -21,6 +20,7 @@ from kvferry.config.cache import read_calibration
 from kvferry.http.listener import HttpListener
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
+from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.serve.app import make_app
@@ -86,7 +86,7 @@ def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
     return text_of(_families(batcher, cache)) + engine
 
 
-_log = logging.getLogger("kvferry_lab.serve")
+_log = logging.getLogger("kvferry.lab.serve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class ServeSettings:
         return Pace(a_s=a, c_s_per_token=c, d_s_per_token2=d, decode_s=1 / self.decode_tokens_per_s)
 
     def transformer(self, chunk_size: int) -> TransformerConfig:
-        """One that is fast enough for a pace, or else the demo's."""
+        """A model that is fast enough for a pace, or else the demo's."""
         if self.pace is None and self.model is None and self.bytes_per_token is None:
             return TransformerConfig(page_tokens=chunk_size)
         return TransformerConfig(

@@ -97,7 +97,7 @@ class LabServer:
 
     @property
     def config(self) -> ClientConfig:
-        """How a client finds it."""
+        """The settings of a client of this server."""
         return ClientConfig(host=self._host, port=self.port)
 
     @property

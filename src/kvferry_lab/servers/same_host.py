@@ -74,7 +74,7 @@ def await_socket(client: RedisClient) -> None:
 
 
 def _answer(client: RedisClient) -> str:
-    """What the client has found out."""
+    """The client's word on its way to the server, once it has asked."""
     deadline = time.monotonic() + _WAIT_S
     found = str(client.stats()["same_host"])
     while found == _UNDECIDED and time.monotonic() < deadline:

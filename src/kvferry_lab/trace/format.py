@@ -209,7 +209,7 @@ class _Lines:
             yield where, found
 
     def typical(self, column: str) -> str:
-        """What to ask instead about a table of lengths; nothing where it has no whole numbers."""
+        """A question that a table of lengths can answer; nothing where it has no whole numbers."""
         text = (line.decode(errors="replace") for _, line in self._raw())
         found = [row.get(column) or "" for row in csv.DictReader(text)]
         lengths = sorted(int(word) for word in found if word.isdecimal())
@@ -301,7 +301,7 @@ class _Sessions:
     def _requests(
         self, holder: dict[str, Any], begin: float, block_tokens: int
     ) -> Iterator[_Request]:
-        """Those of a session or of a sub-agent, whose clock begins at `begin`."""
+        """The requests of a session or of a sub-agent whose clock begins at `begin`."""
         common = holder.get("tool_tokens", 0) + holder.get("system_tokens", 0)
         shared = int(common * self._warm / block_tokens)
         for item in holder["requests"]:

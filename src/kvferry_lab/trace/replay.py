@@ -99,7 +99,7 @@ class Replay:
 
     @property
     def requests(self) -> int:
-        """How many requests will be made in all."""
+        """The number of requests that the replay makes."""
         each = len(self.policies) * len(self.leaf_first)
         return sum(
             len(trace.requests) * len(sizes) * each
@@ -189,7 +189,7 @@ def point_of(
     elapsed_s: float,
     verified_bytes: int = 0,
 ) -> ReplayPoint:
-    """What came out of a replay; `hits` are those in the prefix and all of them."""
+    """The result of a replay; `hits` are those in the prefix, and all."""
     return ReplayPoint(
         trace=trace.name,
         policy=policy,

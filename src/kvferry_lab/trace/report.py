@@ -28,7 +28,7 @@ def _run() -> dict[str, Any]:
 
 
 def say(console: Console, traces: Sequence[Trace], points: Sequence[ReplayPoint]) -> None:
-    """What was replayed, and a table for each trace."""
+    """The facts of a replay, and a table for each trace."""
     run = _run()
     console.print(
         facts([("command", run["command"]), ("machine", machine_line(run["machine"]))]), ""

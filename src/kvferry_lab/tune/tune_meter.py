@@ -84,7 +84,7 @@ class TuneMeter:
             self._admin.close()
 
     def info(self) -> dict[str, str]:
-        """What the server says of itself; empty where it does not."""
+        """The server's own facts; empty where it gives none."""
         try:
             return self._admin.server_info()
         except KVFerryError:
