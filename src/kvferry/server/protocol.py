@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry.base.received import Address, FreeText, Line, Number, Seconds, Short
-from kvferry.base.received import Count as Natural
+from kvferry.base.field_types import Address, FreeText, Line, Number, Seconds, Short
+from kvferry.base.field_types import Count as Natural
 
 __all__ = [
     "HASHES_MAX",
