@@ -19,7 +19,7 @@ from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.measure import floors, measure
-from kvferry_lab.bench.probe import ClusterProbe
+from kvferry_lab.bench.server_probe import ClusterProbe
 
 __all__ = ["cluster_failover", "cluster_shards", "idle_nodes"]
 

@@ -1,27 +1,33 @@
 """Bars of the file connector: its rate against plain sequential reads and writes of the same disk.
 
 In the directory for temporary files, which is removed at the end. Nothing is synced on either side;
-where the connector goes past the page cache, so does the reference.
+where the connector goes past the page cache, so does the reference. That is `SequentialFile`, as
+`dd` and fio ask a disk: one file, blocks of one size, `pwrite` and `preadv` past the page cache or
+through it, by one thread or by several that take the next block in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 from benchmarks.bars import Bar, Lab, Target
-from benchmarks.disk import SequentialFile
+from kvferry.base.errors import CorruptError
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.connectors.base import Space
 from kvferry.connectors.file import FileConnector
 from kvferry_lab.bench.data import Chunks
 
-__all__ = ["file_rates"]
+__all__ = ["SequentialFile", "file_rates"]
 
 _OF_DISK = Target(">=", 0.90, "x sequential")
 _THREADS = (1, 4)  # dd, and fio with some depth
@@ -127,3 +133,67 @@ def _against(
         detail=f"{size_bytes / statistics.median(mine) / 1e9:.2f} GB/s ({mode}); sequential, "
         f"{rates}; ratios {min(ratios):.2f} to {max(ratios):.2f}",
     )
+
+
+class SequentialFile:
+    """One file of equal blocks.
+
+    Args:
+        path: Is made, and removed at the end.
+        direct: O_DIRECT; memory then has to begin on a page.
+        threads: Blocks under way at a time.
+    """
+
+    def __init__(self, path: Path, *, direct: bool, threads: int) -> None:
+        self._path = path
+        self._flags = os.O_DIRECT if direct else 0
+        self._threads = threads
+        self._workers = ThreadPoolExecutor(threads)
+
+    def write(self, blocks: Sequence[memoryview]) -> float:
+        """Seconds to write all of them to a new file."""
+        self._path.unlink(missing_ok=True)
+        start = time.perf_counter()
+        self._each(os.O_WRONLY | os.O_CREAT, blocks, os.pwrite)
+        return time.perf_counter() - start
+
+    def read(self, blocks: Sequence[memoryview]) -> float:
+        """Seconds to read all of them."""
+        start = time.perf_counter()
+        self._each(os.O_RDONLY, blocks, lambda fd, block, at: os.preadv(fd, [block], at))
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._workers.shutdown()
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _each(
+        self,
+        flags: int,
+        blocks: Sequence[memoryview],
+        move: Callable[[int, memoryview, int], int],
+    ) -> None:
+        fd = os.open(self._path, flags | self._flags, 0o600)
+        turn, lock = itertools.count(), threading.Lock()
+
+        def work(_: int) -> None:
+            while True:
+                with lock:
+                    index = next(turn)
+                if index >= len(blocks):
+                    return
+                block = blocks[index]
+                if move(fd, block, index * len(block)) != len(block):
+                    raise CorruptError("a block was not moved whole")
+
+        try:
+            list(self._workers.map(work, range(self._threads)))
+        finally:
+            os.close(fd)

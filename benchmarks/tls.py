@@ -1,15 +1,23 @@
-"""Bars of values over TLS 1.3, against bare OpenSSL and against redis-py."""
+"""Bars of values over TLS 1.3, against bare OpenSSL and against redis-py.
+
+The server's certificate is made by the program ``openssl``. It is its own authority: who trusts it
+trusts that server. Its key is no secret worth keeping; both lie in a temporary directory and are
+gone with it.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.bars import Bar, Lab, Target
-from benchmarks.certificate import lab_certificate
 from benchmarks.throughput import ratio
+from kvferry.base.errors import StoreError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import open_client
@@ -18,7 +26,7 @@ from kvferry_lab.bench.measure import Row, floors, measure
 from kvferry_lab.bench.server_probe import ServerProbe, fill
 from kvferry_lab.servers.lab_server import LabServer, free_port
 
-__all__ = ["has_tls", "tls_values"]
+__all__ = ["LabCertificate", "has_tls", "lab_certificate", "tls_values"]
 
 _OF_FLOOR = Target(">=", 0.90, "x floor")
 _AHEAD = Target(">=", 2.0, "x redis-py")
@@ -97,3 +105,37 @@ def has_tls(path: str) -> bool:
     command = [path, "--port", "0", "--tls-port", "1", "--tls-cert-file", "none"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     return "Failed to configure TLS" in said.stdout + said.stderr
+
+
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class LabCertificate:
+    """Two PEM files, for 127.0.0.1 and localhost."""
+
+    cert_file: str
+    key_file: str
+
+
+@contextmanager
+def lab_certificate() -> Iterator[LabCertificate]:
+    """Make one, EC P-256, good for two days.
+
+    Raises:
+        StoreError: There is no ``openssl``, or it failed.
+    """
+    if shutil.which("openssl") is None:
+        raise StoreError("no openssl on PATH to make a certificate with")
+    with tempfile.TemporaryDirectory(prefix="kvferry-lab-") as directory:
+        made = LabCertificate(f"{directory}/cert.pem", f"{directory}/key.pem")
+        command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=kvferry-lab"]
+        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+        command += ["-keyout", made.key_file, "-out", made.cert_file]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            raise StoreError(f"openssl failed: {done.stderr.strip()[-300:]}")
+        yield made

@@ -19,6 +19,7 @@ __all__ = ["Known", "words_of"]
 
 _MADE = (PurePosixPath("src/kvferry/_native.pyi"),)
 _NO_PRODUCT = ("tests", "tools", "benchmarks")
+_ABOUT_NAMES = ("tools/words.py", "tests/style/")  # whose code names what need not exist
 _CODE = (
     ".py",
     ".pyi",
@@ -80,7 +81,8 @@ class Known:
             for place in (path, *path.parents[:-1]):
                 self._ends.update("/".join(place.parts[at:]) for at in range(len(place.parts)))
             found = {path.name, *re.findall(r"\w+", str(path))}
-            if path.suffix in _CODE or path.name in _CODE_NAMES:
+            is_code = path.suffix in _CODE or path.name in _CODE_NAMES
+            if is_code and not str(path).startswith(_ABOUT_NAMES):
                 found |= self._read(path, (root / path).read_text(encoding="utf-8"))
             self.words |= found
             if path.parts[0] not in _NO_PRODUCT:

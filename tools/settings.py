@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvferry.cli.options import option_of
+from kvferry.cli.serving import option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings

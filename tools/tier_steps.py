@@ -23,8 +23,9 @@ from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Space
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
-from kvferry.integrations.vllm.tier.tier_threads import in_the_background
+from kvferry.integrations.vllm.tier.core import TierCore
+from kvferry.integrations.vllm.tier.store_channel import in_the_background
+from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 REQUEST_CHUNKS = 128
 JOB_CHUNKS = 16

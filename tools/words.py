@@ -29,7 +29,7 @@ OTHERS = {
     "SGLang": (
         *("--enable-cache-report", "--enable-metrics", "--enable-unified-cache-external-linker"),
         *("--hicache-io-backend", "--hicache-mem-layout", "--hicache-storage-backend"),
-        *("write_back", "write_through", "write_through_selective", "_RANDOM_DELAY"),
+        *("write_back", "write_through", "write_through_selective"),
         *(
             "HiCacheStorageConfig",
             "backuped_tokens_total",
@@ -46,15 +46,15 @@ OTHERS = {
     "Linux, systemd, processors": (
         *("PR_SET_DUMPABLE", "PR_SET_PDEATHSIG", "kernel.yama.ptrace_scope", "shmem_enabled"),
         *("st_ctime", "ulimit"),
-        *("LimitCORE", "RemoveIPC", "TimeoutStopSec", "logind.conf"),
-        *("clock_getcpuclockid", "io_uring_enter", "pthread_exit", "strtoul", "virtio_net_hdr"),
+        *("LimitCORE", "RemoveIPC", "logind.conf"),
+        *("io_uring_enter", "pthread_exit", "strtoul", "virtio_net_hdr"),
     ),
     "containers": ("hostIPC", "hostPath", "shareable"),
     "ZeroMQ, prometheus_client, NumPy, pytest, xxHash": (
         *("ZMQ_HEARTBEAT_IVL", "PROMETHEUS_MULTIPROC_DIR", "ml_dtypes", "conftest.py"),
         *("doc/xxhash_spec.md",),
     ),
-    "numbers": ("E4M3", "EiB", "NaN", "SplitMix64"),
+    "numbers": ("EiB", "NaN", "SplitMix64"),
     "this page of style, and this module": (
         *("PascalCase", "snake_case", "kPascalCase", "Args", "Returns", "Units"),
         *("Class.member",),
@@ -70,17 +70,18 @@ _SPAN = re.compile(r"(``?)([^`\n]+(?:\n[^`\n]+)?)\1")
 _NAME = re.compile(r"(?<![\w./$%<{&@-])~?[A-Za-z_]\w*(?:(?:\.|::|->)~?\w+)*(?![\w/]|-\w)", re.ASCII)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
 _PATH = re.compile(
-    r"(?<![\w/.:*<>{}-])(?:[\w.-]+/)*[\w-]+\.(?:py|pyi|cpp|hpp|md|sh|js|toml|cmake)\b(?![/*(])"
-    r"|(?<![\w/.:*<>{}-])(?:src|native|bindings|benchmarks|tools|docs|tests)/"
-    r"[\w/-]*\w(?![\w<{*/-]|\.\w)"
+    r"(?<![\w/.:*<>{}-])(?:"
+    r"(?:[\w.-]+/)*[\w-]+\.(?:py|pyi|cpp|hpp|md|sh|js|toml|cmake)\b(?![/*(])"
+    r"|(?:src|native|bindings|benchmarks|tools|docs|tests)/[\w/-]*\w(?![\w<{*/-]|\.\w))"
 )
 _MODULE = re.compile(r"(?<![\w./-])kvferry(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?")
 _MEMBER = re.compile(r"(?<![\w./:`-])([A-Z]+[a-z]\w*)(\.|::)(~?[A-Za-z_]\w*)(?![\w/]|-\w|\.\w)")
 _CPP_NAME = re.compile(
-    r"(?<![\w./:`-])"
-    r"(?:k[A-Z]\w+|[a-z]\w*_[a-z]\w*(?![\w*{}<])|[a-z_]\w*\(\)|[A-Z][a-z0-9]+[A-Z]\w*)"
+    r"(?<![\w./:`-])(?:"
+    r"k[A-Z]\w+|[a-z]\w*_[a-z]\w*(?![\w*{}<])|[a-z_]\w*\(\)|[A-Z][a-z0-9]+[A-Z]\w*)"
 )
 _SECTION = re.compile(r"^( *)(Args|Attributes|Raises):\n((?:(?:\1 +\S.*)?(?:\n|\Z))+)", re.M)
+_ROW = re.compile(r"^ *(\w+) {2,}\S.* {2,}([\w/, ]+\.py)$", re.MULTILINE)  # name, what, files
 _SAID = re.compile(r"[a-z]{2} [a-z]{2,} [a-z]{2}")
 _HEX = re.compile(r"(?:[0-9a-f]{2} ?)+")
 _MADE = ("build", ".venv")
@@ -122,6 +123,15 @@ class _Here:
             for place in (self._folder, self._root)
         )
 
+    def mentions(self, name: str, files: Iterable[str]) -> bool:
+        """Whether one of these files, seen from here, is called so, or has the name."""
+        places = [self._folder / file for file in files]
+        return any(
+            place.stem == name or re.search(rf"\b{name}\b", place.read_text(encoding="utf-8"))
+            for place in places
+            if place.exists()
+        )
+
 
 class _Names:
     """Which names are wrong."""
@@ -149,6 +159,9 @@ class _Names:
                 yield match.start(), match[0]
         if here.suffix == ".py":
             yield from self._in_sections(here, block)
+            for match in _ROW.finditer(block):
+                if not here.mentions(match[1], re.findall(r"[\w/]+\.py", match[2])):
+                    yield match.start(1), match[1]
         elif here.suffix in (".cpp", ".hpp"):
             for match in _CPP_NAME.finditer(rest):
                 if not self._chain(match[0].removesuffix("()")):
@@ -199,7 +212,7 @@ class _Names:
     def _chain(self, chain: str) -> bool:
         """Whether a name, or one behind others, is known."""
         parts = re.split(r"\.|::|->", chain)
-        if {".".join(parts[:count]) for count in (1, 2, 3)} & self._others:
+        if {".".join(parts[:count]) for count in range(1, len(parts) + 1)} & self._others:
             return True
         if not self._word(parts[0]) and chain not in self._words:
             return False

@@ -37,7 +37,7 @@ bool Pacing::answered(Work work) {
   if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) {
     stream_bytes_ -= command.size;
     --stream_values_;
-    server_.gate().put_down(direction_);
+    server_.gate().remove_values(direction_);
   }
   return held_.command != &command && command.sent_at <= outbox_.sent_total();
 }
@@ -56,7 +56,7 @@ void Pacing::stop_sending() {
 }
 
 void Pacing::drop() {
-  if (role_ == Role::kData) server_.gate().stir(this);
+  if (role_ == Role::kData) server_.gate().remove_sleeper(this);
   stop_sending();
 }
 
@@ -85,7 +85,7 @@ void Pacing::pump_data(Nanos now) {
   const std::size_t limit = window(direction_);
   if (held_ && replies_.in_flight() == 1) encode_set_body(std::exchange(held_, {}), outbox_);
   const std::size_t most = share(lane);
-  const bool yields = server_.gate().crowded(direction_, now);
+  const bool yields = server_.gate().over_limit(direction_, now);
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
     if (stream_values_ >= most) break;
@@ -101,20 +101,20 @@ void Pacing::pump_data(Nanos now) {
     take_head_early(now);
   }
   if (replies_.in_flight() > 0 || !outbox_.empty()) return;
-  if (!paused_) server_.gate().rest(this, worker_);
+  if (!paused_) server_.gate().add_sleeper(this, worker_);
   leave_stream(now);
 }
 
 void Pacing::start_stream(Nanos now) {
   if (paused_) return pass_on();
-  server_.gate().rest(this, worker_);
+  server_.gate().add_sleeper(this, worker_);
   // Reads go first, because an engine waits for them; writes get their turn all the same.
   const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
   for (const bool write : {write_first, !write_first}) {
     const Lane lane = write ? Lane::kWrite : Lane::kRead;
     const Direction direction = write ? Direction::kWrite : Direction::kRead;
     if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
-    server_.gate().stir(this);
+    server_.gate().remove_sleeper(this);
     streaming_ = true;
     check(stream_values_ == 0, "what it carried is counted");
     stream_bytes_ = 0;
@@ -127,7 +127,7 @@ void Pacing::start_stream(Nanos now) {
 
 void Pacing::pass_on() {
   if (role_ != Role::kData) return;
-  server_.gate().stir(this);
+  server_.gate().remove_sleeper(this);
   server_.wake_for_streams();
 }
 
@@ -170,7 +170,7 @@ bool Pacing::take(Lane lane, Nanos now) {
 void Pacing::carries(Work work) {
   stream_bytes_ += work.command->size;
   ++stream_values_;
-  server_.gate().take_up(direction_);
+  server_.gate().add_value(direction_);
 }
 
 // It is expected first: whoever has no memory to encode it gives back what is expected.
@@ -224,13 +224,13 @@ std::size_t Pacing::window(Direction direction) const noexcept {
 std::size_t Pacing::share(Lane lane) const {
   if (server_.round_trip() < kFarAway) return SIZE_MAX;
   const auto up = static_cast<std::size_t>(std::max(1, server_.connections_up()));
-  const std::size_t all = server_.gate().carried(direction_) + server_.queue().waiting(lane);
+  const std::size_t all = server_.gate().values(direction_) + server_.queue().waiting(lane);
   return (all + up - 1) / up;
 }
 
 void Pacing::leave_stream(Nanos now) {
   stream_bytes_ = 0;
-  server_.gate().put_down(direction_, std::exchange(stream_values_, 0));
+  server_.gate().remove_values(direction_, std::exchange(stream_values_, 0));
   if (!std::exchange(streaming_, false)) return;
   server_.gate().leave(direction_, now);
   server_.wake_for_streams();

@@ -74,7 +74,7 @@ class Pacing {
   bool send(Nanos now);
   void pump_small(Nanos now);
   void pump_data(Nanos now);
-  // Takes a place in the gate if there is one and work for it; otherwise it rests.
+  // Takes a place in the gate if there is one and work for it; otherwise it is a sleeper there.
   void start_stream(Nanos now);
   bool take(Lane lane, Nanos now);
   void take_head_early(Nanos now);

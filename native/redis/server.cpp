@@ -187,7 +187,7 @@ void Server::note_round_trip(Nanos took, bool at_most) noexcept {
   if (at_most && took >= round_trip()) return;
   // Beside values an answer says how long those take.
   if (unmeasured() && !gate_.in_use()) answers_.fetch_add(1, std::memory_order_relaxed);
-  note_trip(took, gate_.serving());
+  note_trip(took, gate_.server_backlog());
 }
 
 void Server::note_trip(Nanos took, Nanos served) noexcept {

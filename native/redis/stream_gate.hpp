@@ -1,25 +1,27 @@
 #pragma once
-// StreamGate: how many connections may carry large values at once, in each direction, and which
-// connections rest: they could begin to, and their workers sleep.
+// StreamGate: how many connections to a server may carry large values at once, in each direction,
+// and which workers to wake when commands are queued.
 //
-// Nobody who is needed sleeps on: a connection rests before it looks for work the last time, and
-// work is queued before claim() looks for those who rest.
+// A connection that carries large values is a stream. It enters the gate before its first value and
+// leaves when none is in flight. The limit comes from `Flow`, which finds it by trying; a far
+// server gets a stream on every connection (docs/decisions/0003-streams.md).
 //
-// Threads: any.
+// A sleeper is a connection that could start a stream and whose worker sleeps. No wake-up is lost:
+// a connection adds itself as a sleeper before it looks for work the last time, and whoever queues
+// work calls claim() behind that.
+//
+// Threads: any. One mutex, held for a few instructions; claim() wakes outside of it.
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <utility>
+#include <optional>
 #include <vector>
 
-#include "base/bytes.hpp"
-#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "redis/flow.hpp"
-#include "redis/outbox.hpp"
 
 namespace kvferry::redis {
 
@@ -27,169 +29,103 @@ enum class Direction : std::uint8_t { kRead = 0, kWrite = 1 };
 
 class StreamGate {
  public:
-  // Where to start from; the flow finds out the rest (docs/decisions/0003-streams.md).
+  // The limits to start from; `Flow` finds better ones.
   static constexpr std::size_t kReadStreams = 2;
   static constexpr std::size_t kWriteStreams = 4;
-  // On one machine more would gain little, and whoever asks a small thing waits for all of them.
+  // To a near server, in each direction: more gain little in throughput, and a small command waits
+  // for the server's turn with all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
-  // So long after a small command one near stream writes alone: a server reads from all of them
-  // before it answers the next.
-  static constexpr Nanos kSmallBeside = 100 * kMilli;
-  // 1 GB/s: a server is hardly slower, also on a busy machine.
-  static constexpr std::size_t kServedBytesPerNano = 1;
+  // So long after a small command, one stream alone writes to a near server: a server reads from
+  // every stream before it answers the next small command.
+  static constexpr Nanos kSmallRecent = 100 * kMilli;
+  // The slowest rate at which a server takes values, also on a busy machine: 1 GB/s.
+  static constexpr std::size_t kServerBytesPerNano = 1;
 
-  explicit StreamGate(std::size_t connections)
-      : connections_(connections),
-        sides_{Side(streams_max(Direction::kRead), kReadStreams),
-               Side(streams_max(Direction::kWrite), kWriteStreams)} {
-    resting_.reserve(connections);  // resting takes no memory
-  }
+  // `connections`: to this server.
+  explicit StreamGate(std::size_t connections);
 
-  // A server that is far: every connection streams, because each carries little in a round trip.
-  // What looked far because the machine was busy may turn out to be near.
-  void set_far(bool far) {
-    const std::lock_guard lock(mutex_);
-    far_ = far;
-  }
+  // Whether the server is far: then every connection streams, because each carries little in a
+  // round trip. A busy machine can make a near server look far, so this may be taken back.
+  void set_far(bool far);
 
-  // A small command goes to the server.
+  // A small command is sent to the server.
   void note_small(Nanos now) noexcept { small_at_.store(now, std::memory_order_relaxed); }
 
-  // True: the connection may start a stream and must leave() when it has nothing in flight.
-  [[nodiscard]] bool try_enter(Direction direction, Nanos now) {
-    const std::lock_guard lock(mutex_);
-    Side& side = at(direction);
-    if (side.active >= permitted(direction, now)) return false;
-    ++side.active;
-    side.flow.on_active(side.active, now);
-    return true;
-  }
+  // True: the connection may start a stream, and must leave() when it has nothing in flight.
+  [[nodiscard]] bool try_enter(Direction direction, Nanos now);
+  void leave(Direction direction, Nanos now);
 
-  void leave(Direction direction, Nanos now) {
-    const std::lock_guard lock(mutex_);
-    Side& side = at(direction);
-    check(side.active > 0, "only who entered leaves");
-    --side.active;
-    side.flow.on_active(side.active, now);
-  }
+  // Whether there is a stream in either direction.
+  [[nodiscard]] bool in_use();
 
-  // Whether any connection carries values.
-  [[nodiscard]] bool in_use() {
-    const std::lock_guard lock(mutex_);
-    return sides_[0].active > 0 || sides_[1].active > 0;
-  }
+  // The longest that the server may be busy with the values of all streams before it answers.
+  [[nodiscard]] Nanos server_backlog();
 
-  // How long a server may be busy with the values that are on their way, before it answers.
-  [[nodiscard]] Nanos serving() {
-    const std::lock_guard lock(mutex_);
-    std::size_t bytes = 0;
-    for (const Side& side : sides_) bytes += side.active * side.value_bytes;
-    return static_cast<Nanos>(bytes / kServedBytesPerNano);
-  }
+  // Whether more streams are open than the limit now permits: one of them should leave.
+  [[nodiscard]] bool over_limit(Direction direction, Nanos now);
 
-  // Whether more streams are open than the limit now permits: one of them should end.
-  [[nodiscard]] bool crowded(Direction direction, Nanos now) {
-    const std::lock_guard lock(mutex_);
-    return at(direction).active > permitted(direction, now);
-  }
+  // A value of `bytes` completed. True: the limit rose, so sleepers may find a place.
+  [[nodiscard]] bool completed(Direction direction, std::size_t bytes, Nanos now);
 
-  // `bytes` of payload completed. True: the limit rose, so resting connections may find a place.
-  [[nodiscard]] bool completed(Direction direction, std::size_t bytes, Nanos now) {
-    const std::lock_guard lock(mutex_);
-    Side& side = at(direction);
-    if (direction == Direction::kWrite &&
-        std::exchange(short_, bytes < Outbox::kLargeBytes) != short_) {
-      side.flow.allow(streams_max(direction), kWriteStreams);
-    }
-    side.value_bytes = bytes;
-    side.flow.on_bytes(bytes, now);
-    const std::size_t before = std::exchange(side.permitted, permitted(direction, now));
-    return side.permitted > before;
-  }
+  // `who` could start a stream once its worker, of that number, is woken. It sleeps until
+  // remove_sleeper(), or until claim() names its worker.
+  void add_sleeper(const void* who, std::size_t worker);
+  void remove_sleeper(const void* who);
 
-  // `who` could start a stream when its worker, of that number, is woken. Ends with stir() or when
-  // the worker is claimed.
-  void rest(const void* who, std::size_t worker) {
-    const std::lock_guard lock(mutex_);
-    if (std::ranges::find(resting_, who, &Resting::who) == resting_.end()) {
-      check(resting_.size() < connections_, "no more connections rest than there are");
-      resting_.push_back({who, worker});
-    }
-  }
-  void stir(const void* who) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(resting_, [who](const Resting& each) { return each.who == who; });
-  }
-  // Names the workers to wake for so many commands: as many as can start streams, those first that
-  // rest longest. False: there is none. `now` kNever: whether small commands are recent is left to
-  // those who are woken.
+  // Calls `wake` with the number of each worker to wake for so many queued commands: as many as
+  // can start streams, those first whose connections sleep longest. False: there is none.
+  // `now` kNever: the caller has no time at hand, and small commands do not limit the count; a
+  // worker that is woken in vain finds that out in try_enter().
   template <typename Wake>
   bool claim(Direction direction, std::size_t commands, Nanos now, Wake wake) {
-    for (bool any = false;; any = true) {
-      std::size_t worker = 0;
-      {
-        const std::lock_guard lock(mutex_);
-        const std::size_t active = at(direction).active;
-        const std::size_t limit = permitted(direction, now);
-        if (commands == 0 || active >= limit || resting_.empty()) return any;
-        commands = std::min(commands, limit - active) - 1;
-        worker = resting_.front().worker;
-        std::erase_if(resting_, [&](const Resting& each) { return each.worker == worker; });
-      }
-      wake(worker);
+    bool any = false;
+    while (const auto worker = next_worker(direction, commands, now)) {
+      wake(*worker);
+      any = true;
     }
+    return any;
   }
 
-  [[nodiscard]] std::size_t limit(Direction direction) {
-    const std::lock_guard lock(mutex_);
-    return far_ ? connections_ : at(direction).flow.limit();
-  }
+  // The streams that the server takes best, small commands apart.
+  [[nodiscard]] std::size_t limit(Direction direction);
 
-  // How many values all streams carry; told by them.
-  void take_up(Direction direction) noexcept {
-    at(direction).carried.fetch_add(1, std::memory_order_relaxed);
+  // The number of values in flight on all streams; streams count their own.
+  void add_value(Direction direction) noexcept {
+    at(direction).values.fetch_add(1, std::memory_order_relaxed);
   }
-  void put_down(Direction direction, std::size_t values = 1) noexcept {
-    at(direction).carried.fetch_sub(values, std::memory_order_relaxed);
+  void remove_values(Direction direction, std::size_t count = 1) noexcept {
+    at(direction).values.fetch_sub(count, std::memory_order_relaxed);
   }
-  [[nodiscard]] std::size_t carried(Direction direction) noexcept {
-    return at(direction).carried.load(std::memory_order_relaxed);
+  [[nodiscard]] std::size_t values(Direction direction) noexcept {
+    return at(direction).values.load(std::memory_order_relaxed);
   }
 
  private:
   struct Side {
     Side(std::size_t streams_max, std::size_t start) : flow(streams_max, start) {}
     Flow flow;
-    std::size_t active = 0;
-    std::size_t permitted = SIZE_MAX;     // when a value last completed
-    std::size_t value_bytes = 0;          // of that value
-    std::atomic<std::size_t> carried{0};  // pairs with nothing
+    std::size_t streams = 0;
+    std::size_t permitted = SIZE_MAX;    // when a value last completed
+    std::size_t value_bytes = 0;         // of that value
+    std::atomic<std::size_t> values{0};  // a count alone; pairs with nothing
   };
-  [[nodiscard]] std::size_t streams_max(Direction direction) const {
-    // Eight SETs of short values are no longer a wait than four of long ones.
-    if (direction == Direction::kWrite && short_) return connections_;
-    return std::min(connections_, kStreamsNearMax);
-  }
-  [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
-    if (far_) return connections_;
-    const std::size_t limit = at(direction).flow.limit();
-    if (direction == Direction::kRead) return limit;
-    const Nanos small_at = small_at_.load(std::memory_order_relaxed);
-    return small_at != kNever && now - small_at < kSmallBeside ? 1 : limit;
-  }
-  struct Resting {
+  struct Sleeper {
     const void* who;
     std::size_t worker;
   };
+  // One worker to wake, whose sleepers are removed; counts down `commands`.
+  std::optional<std::size_t> next_worker(Direction direction, std::size_t& commands, Nanos now);
+  [[nodiscard]] std::size_t streams_max(Direction direction) const;
+  [[nodiscard]] std::size_t permitted(Direction direction, Nanos now);
   Side& at(Direction direction) { return sides_[static_cast<std::size_t>(direction)]; }
 
   const std::size_t connections_;
-  std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
+  std::atomic<Nanos> small_at_{kNever};  // when a small command was last sent; pairs with nothing
   std::mutex mutex_;                     // guards what follows
   bool far_ = false;
-  bool short_ = false;  // the value that was written last
+  bool wrote_short_ = false;  // the value that was written last is below Outbox::kLargeBytes
   std::array<Side, 2> sides_;
-  std::vector<Resting> resting_;  // the longest first
+  std::vector<Sleeper> sleepers_;  // who sleeps longest first
 };
 
 }  // namespace kvferry::redis

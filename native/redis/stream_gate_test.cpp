@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "base/bytes.hpp"
+#include "redis/outbox.hpp"
+
 namespace kvferry::redis {
 namespace {
 
@@ -46,14 +49,14 @@ TEST(StreamGate, IsInUseWhileAnyConnectionCarriesValues) {
 TEST(StreamGate, SaysHowLongAServerMayBeBusyWithValues) {
   StreamGate gate(8);
   EXPECT_EQ(enter_all(gate, 2), 2u);
-  EXPECT_EQ(gate.serving(), 0) << "nobody knows yet how long they are";
+  EXPECT_EQ(gate.server_backlog(), 0) << "nobody knows yet how long they are";
   (void)gate.completed(Direction::kRead, 4'000'000, 2);
-  EXPECT_EQ(gate.serving(), 8 * kMilli) << "two of 4 MB at 1 GB/s";
+  EXPECT_EQ(gate.server_backlog(), 8 * kMilli) << "two of 4 MB at 1 GB/s";
   gate.leave(Direction::kRead, 3);
-  EXPECT_EQ(gate.serving(), 4 * kMilli);
+  EXPECT_EQ(gate.server_backlog(), 4 * kMilli);
   ASSERT_TRUE(gate.try_enter(Direction::kWrite, 4));
   (void)gate.completed(Direction::kWrite, 1'000'000, 5);
-  EXPECT_EQ(gate.serving(), 5 * kMilli);
+  EXPECT_EQ(gate.server_backlog(), 5 * kMilli);
 }
 
 TEST(StreamGate, FarAwayAllStream) {
@@ -65,18 +68,18 @@ TEST(StreamGate, FarAwayAllStream) {
   }
   EXPECT_EQ(enter_all(gate, 9), 8u);
   gate.set_far(false);
-  EXPECT_TRUE(gate.crowded(Direction::kRead, 2));
+  EXPECT_TRUE(gate.over_limit(Direction::kRead, 2));
 }
 
 TEST(StreamGate, CountsWhatAllStreamsCarry) {
   StreamGate gate(8);
-  for (int n = 0; n < 3; ++n) gate.take_up(Direction::kRead);
-  gate.take_up(Direction::kWrite);
-  gate.put_down(Direction::kRead);
-  EXPECT_EQ(gate.carried(Direction::kRead), 2u);
-  gate.put_down(Direction::kRead, 2);
-  EXPECT_EQ(gate.carried(Direction::kRead), 0u);
-  EXPECT_EQ(gate.carried(Direction::kWrite), 1u);
+  for (int n = 0; n < 3; ++n) gate.add_value(Direction::kRead);
+  gate.add_value(Direction::kWrite);
+  gate.remove_values(Direction::kRead);
+  EXPECT_EQ(gate.values(Direction::kRead), 2u);
+  gate.remove_values(Direction::kRead, 2);
+  EXPECT_EQ(gate.values(Direction::kRead), 0u);
+  EXPECT_EQ(gate.values(Direction::kWrite), 1u);
 }
 
 TEST(StreamGate, MoreStreamsWriteShortValuesToANearServerThanLongOnes) {
@@ -93,7 +96,7 @@ TEST(StreamGate, MoreStreamsWriteShortValuesToANearServerThanLongOnes) {
   EXPECT_EQ(gate.limit(Direction::kWrite), 8u);
   write(Outbox::kLargeBytes);
   EXPECT_EQ(gate.limit(Direction::kWrite), StreamGate::kStreamsNearMax);
-  EXPECT_TRUE(gate.crowded(Direction::kWrite, now));
+  EXPECT_TRUE(gate.over_limit(Direction::kWrite, now));
 }
 
 TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
@@ -101,10 +104,10 @@ TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
   gate.set_far(true);
   EXPECT_EQ(enter_all(gate, 4), 4u);
   gate.set_far(false);
-  EXPECT_TRUE(gate.crowded(Direction::kRead, 2));
+  EXPECT_TRUE(gate.over_limit(Direction::kRead, 2));
   gate.leave(Direction::kRead, 2);
   gate.leave(Direction::kRead, 2);
-  EXPECT_FALSE(gate.crowded(Direction::kRead, 2));
+  EXPECT_FALSE(gate.over_limit(Direction::kRead, 2));
 }
 
 TEST(StreamGate, OneStreamWritesWhileSmallCommandsComeAndTheServerIsNear) {
@@ -112,13 +115,13 @@ TEST(StreamGate, OneStreamWritesWhileSmallCommandsComeAndTheServerIsNear) {
   ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
   ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
   gate.note_small(2);
-  EXPECT_TRUE(gate.crowded(Direction::kWrite, 3));
+  EXPECT_TRUE(gate.over_limit(Direction::kWrite, 3));
   gate.leave(Direction::kWrite, 3);
-  EXPECT_FALSE(gate.crowded(Direction::kWrite, 3));
+  EXPECT_FALSE(gate.over_limit(Direction::kWrite, 3));
   EXPECT_FALSE(gate.try_enter(Direction::kWrite, 3));
   EXPECT_EQ(enter_all(gate, 8), 2u) << "reads stay as they are";
   EXPECT_FALSE(gate.completed(Direction::kWrite, 1, 4));
-  const Nanos later = 2 + StreamGate::kSmallBeside;
+  const Nanos later = 2 + StreamGate::kSmallRecent;
   EXPECT_TRUE(gate.completed(Direction::kWrite, 1, later)) << "the others may come again";
   EXPECT_TRUE(gate.try_enter(Direction::kWrite, later));
   gate.set_far(true);
@@ -141,34 +144,34 @@ std::string claimed(StreamGate& gate, std::size_t commands, Direction direction 
 TEST(StreamGate, AsManyWorkersAreWokenAsCanStartStreams) {
   StreamGate gate(8);
   const std::string who = "abcdefgh";
-  for (std::size_t i = 0; i < who.size(); ++i) gate.rest(&who[i], i % 4);
+  for (std::size_t i = 0; i < who.size(); ++i) gate.add_sleeper(&who[i], i % 4);
   EXPECT_EQ(claimed(gate, 1), "0") << "one command needs one";
   EXPECT_EQ(claimed(gate, 100), "1 2") << "the first has been woken already";
   EXPECT_EQ(enter_all(gate, 8), 2u);
   EXPECT_EQ(claimed(gate, 100), "") << "those who carry values take more of them";
   gate.leave(Direction::kRead, 2);
   EXPECT_EQ(claimed(gate, 100), "3");
-  EXPECT_EQ(claimed(gate, 100), "") << "nobody else rests";
+  EXPECT_EQ(claimed(gate, 100), "") << "nobody else sleeps";
 }
 
 TEST(StreamGate, AWriterIsWokenBesideOthersWhenSmallCommandsHaveEnded) {
   StreamGate gate(2);
   const int one = 0;
-  gate.rest(&one, 0);
+  gate.add_sleeper(&one, 0);
   ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
   gate.note_small(1);
   EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 2), "");
-  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 1 + StreamGate::kSmallBeside), "0");
+  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 1 + StreamGate::kSmallRecent), "0");
 }
 
-TEST(StreamGate, AConnectionRestsOnceAndNotAnyMoreWhenItHasStirred) {
+TEST(StreamGate, AConnectionSleepsOnceAndNotAnyMoreWhenItIsRemoved) {
   StreamGate gate(2);
   const int one = 0;
   const int two = 0;
-  gate.rest(&one, 0);
-  gate.rest(&one, 0);
-  gate.rest(&two, 1);
-  gate.stir(&one);
+  gate.add_sleeper(&one, 0);
+  gate.add_sleeper(&one, 0);
+  gate.add_sleeper(&two, 1);
+  gate.remove_sleeper(&one);
   EXPECT_EQ(claimed(gate, 2), "1");
 }
 

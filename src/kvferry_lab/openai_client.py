@@ -5,13 +5,15 @@
     answer.ttft_s, answer.text, answer.usage.cached_tokens
 
 Works with any server that speaks it. A request that fails is an answer with an error; every wait
-has a limit. Threads: any number, each request on a connection of its own.
+has a limit. What the server's /metrics say of its cache is read beside it. Threads: any number,
+each request on a connection of its own.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -24,11 +26,23 @@ from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.base.shown import reason_of
 from kvferry.cli.top_watch import NoRedirection
 
-__all__ = ["Answer", "OpenAIClient", "TokenUsage", "public", "streamed"]
+__all__ = [
+    "Answer",
+    "OpenAIClient",
+    "TokenUsage",
+    "capacity_tokens",
+    "public",
+    "retrieves",
+    "streamed",
+]
 
 _SHORT_S = 30.0
 _ERROR_CHARS_MAX = 500
 _LINE_BYTES_MAX = 1 << 20
+_CAPACITY = re.compile(r'^kvferry_demo_capacity_tokens\{tier="[^"]*"\} ([0-9.e+]+)$', re.MULTILINE)
+_RETRIEVES = r"^kvferry_retrieve_seconds_{}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$"
+_LIMIT_S = 10.0
+_SIZE_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -223,3 +237,33 @@ def _said(error: urllib.error.HTTPError) -> str:
         return str(found.get("error", found).get("message"))[:_ERROR_CHARS_MAX]
     except (ValueError, AttributeError):
         return raw[:_ERROR_CHARS_MAX] or str(error)
+
+
+def capacity_tokens(base_url: str) -> int | None:
+    """Tokens that the largest tier can hold; None: the server does not say.
+
+    Args:
+        base_url: With the version; metrics are beside it.
+    """
+    found = [int(float(value)) for value in _CAPACITY.findall(_text(base_url))]
+    return max(found, default=None)
+
+
+def retrieves(base_url: str) -> tuple[float, float]:
+    """How long requests have waited for the cache so far, in seconds, and how many; 0, 0: the
+    server does not say."""
+    text = _text(base_url)
+    seconds, count = (
+        sum(map(float, re.findall(_RETRIEVES.format(name), text, re.MULTILINE)))
+        for name in ("sum", "count")
+    )
+    return seconds, count
+
+
+def _text(base_url: str) -> str:
+    url = base_url.rstrip("/").removesuffix("/v1") + "/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=_LIMIT_S) as reply:
+            return str(reply.read(_SIZE_BYTES_MAX).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return ""

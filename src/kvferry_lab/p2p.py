@@ -1,4 +1,4 @@
-"""Two instances that read each other's memory, and what the second one saves by it.
+"""`kvferry lab p2p`: two instances that read each other's memory, and what the second saves by it.
 
 A controller and two servers are started (`kvferry serve-demo`: the pace of a GPU, KV of a true
 size, a real cache), with the settings of LMCache's P2P guide. The first one is asked for a number
@@ -15,19 +15,18 @@ import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kvferry.config.controller import ControllerConfig
+import click
+
+from kvferry.cli.numbers import Number
 from kvferry.config.setting import GB
-from kvferry.sharing.controller.controller import Controller
-from kvferry_lab.long_doc.report import mean_ttft
-from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, run_long_doc
+from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, mean_ttft, run_long_doc
 from kvferry_lab.openai_client import OpenAIClient
-from kvferry_lab.serve.child import served
-from kvferry_lab.servers.lab_server import wait_until
 
-__all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "run_p2p"]
+__all__ = ["p2p"]
 
 _START_S = 120.0
 _DOCUMENTS, _LENGTH = 50, 10_000
@@ -100,6 +99,10 @@ def run_p2p(plan: P2PPlan, say: Callable[[str], None]) -> list[Measured]:
     Raises:
         UnavailableError: A server did not start; the text has the end of its log.
     """
+    from kvferry.config.controller import ControllerConfig
+    from kvferry.sharing.controller.controller import Controller
+    from kvferry_lab.servers.lab_server import served, wait_until
+
     with tempfile.TemporaryDirectory(prefix="kvferry-p2p-") as folder, ExitStack() as stack:
         any_port = {"pull": 0, "reply": 0, "heartbeat": 0}
         controller = Controller(ControllerConfig(port=0, monitor_ports=any_port))
@@ -161,3 +164,78 @@ def _settings(plan: P2PPlan, number: int, ports: dict[str, int]) -> str:
         "lookup_backoff_time": 0.001,
     }
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+
+
+@click.command(
+    epilog="Exit codes: 0 done, 1 a request failed, 2 usage.  "
+    "Example: kvferry lab p2p --scale 0.2 --prefill-tokens-per-s 20000"
+)
+@click.option(
+    "--scale",
+    type=Number(0, 1, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="Part of the 50 documents; their length stays.",
+)
+@click.option(
+    "--output-len",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Tokens of an answer.",
+)
+@click.option(
+    "--max-inflight-requests",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Requests at a time.",
+)
+@click.option(
+    "--prefill-tokens-per-s",
+    type=Number(0, min_open=True),
+    default=20_000.0,
+    show_default=True,
+    help="The pace of the GPU.",
+)
+@click.option(
+    "--bytes-per-token",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="Size of KV; 131072 is Llama-3.1-8B's.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.pass_context
+def p2p(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
+    """Ask two instances for the same long documents, one after the other.
+
+    A controller and both are started. What the second one need not compute comes from the memory of
+    the first.
+    """
+    from kvferry.cli.table import console, table
+
+    plan = P2PPlan(**options)
+    rows = run_p2p(plan, lambda text: click.echo(text, err=True))
+    if as_json:
+        click.echo(json.dumps({"plan": asdict(plan), "rounds": [asdict(row) for row in rows]}))
+    else:
+        base_ttft, base_s = PUBLISHED["first", "warm-up"]
+        columns = ("Instance", "Round", "Prompts", "Mean TTFT", "Time", "of first", "published")
+        cells = []
+        for row in rows:
+            ttft_s, took_s = PUBLISHED[row.instance, row.round]
+            cells.append(
+                (
+                    row.instance,
+                    row.round,
+                    f"{row.successful} of {row.prompts}",
+                    f"{row.ttft_s:.3f} s",
+                    f"{row.time_s:.3f} s",
+                    f"{row.ttft_ratio:.2f}, {row.time_ratio:.2f}",
+                    f"{ttft_s / base_ttft:.2f}, {took_s / base_s:.2f}",
+                )
+            )
+        console().print(table(columns, cells))
+        click.echo("The last two columns: mean TTFT and time as parts of the first warm-up.")
+    ctx.exit(1 if any(row.successful < row.prompts for row in rows) else 0)

@@ -37,7 +37,7 @@ from typing import Any
 from chaos.journal import Journal
 from chaos.watch import Usage, Watch, return_large_blocks
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.cache.store.awake import keep_awake
+from kvferry.cache.store.process_breaks import watch_breaks
 from support.engines import CHUNK, check, expected, open_engine, pages_gb, prompt
 
 __all__ = ["IDENTITY", "LENGTH", "PROMPTS", "SHARED", "main"]
@@ -70,7 +70,7 @@ class _Instance:
         self.number, self.seed = number, seed
         self.journal = Journal()
         self.watch = Watch(self.journal, LATE_S, HUNG_S)
-        keep_awake()  # the thread that a process has for good
+        watch_breaks()  # the thread that a process has for good
         self.before = Usage(), _segments()
         self.engine: TieredCache = open_engine(identity=IDENTITY, **SETTINGS, **sharing)
         self.done: Counter[str] = Counter()

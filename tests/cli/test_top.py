@@ -19,9 +19,8 @@ from kvferry import TieredCache
 from kvferry.base.errors import UsageError
 from kvferry.cache.status_socket import open_status_socket
 from kvferry.cli.main import main
-from kvferry.cli.top_here import WatchHere
 from kvferry.cli.top_page import page
-from kvferry.cli.top_watch import Watch, counters
+from kvferry.cli.top_watch import Watch, WatchHere, counters
 from kvferry.config.server import ServerConfig
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt

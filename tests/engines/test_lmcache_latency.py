@@ -16,7 +16,7 @@ from engine_lane.install import environment_for
 
 from kvferry.config import ClientConfig
 from kvferry_lab.latency.distance import proxied
-from kvferry_lab.latency.store_waits import read_commands, sequential_waits
+from kvferry_lab.latency.experiment import read_commands, sequential_waits
 from kvferry_lab.servers.lab_server import free_port
 from support.servers import TestServer
 

@@ -17,7 +17,7 @@ from engines.integrations import INTEGRATIONS
 from kvferry.cli.main import main
 from kvferry_lab.engines.vllm_server import EngineServer
 from kvferry_lab.latency.cell_figures import read_rows
-from kvferry_lab.latency.store_waits import SentCommand, read_commands
+from kvferry_lab.latency.experiment import SentCommand, read_commands
 from kvferry_lab.servers.lab_server import free_port
 from support.servers import TestServer
 

@@ -10,15 +10,19 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import lab_cluster
-from benchmarks.certificate import lab_certificate
 from benchmarks.lab_cluster import LabCluster
-from benchmarks.tls import has_tls
+from benchmarks.tls import has_tls, lab_certificate
 from kvferry.base.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import find_server
-from kvferry_lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
-from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.bench.server_probe import (
+    ClusterProbe,
+    ServerProbe,
+    open_probe,
+    server_of,
+    shards_of,
+)
 from kvferry_lab.servers.lab_server import LabServer, free_port, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup

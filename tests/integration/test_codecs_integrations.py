@@ -22,10 +22,10 @@ from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
 from kvferry.integrations.lmcache import KvferryClient
-from kvferry.integrations.sglang.host_pages import PagePart
-from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.sglang.page_store import PagePart, PageStore
+from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.tier_options import read_options
+from kvferry.integrations.vllm.tier.transfers import TierLimits
 from support.connectors import space_of
 from support.lmcache_client import Caller
 from support.servers import TestServer

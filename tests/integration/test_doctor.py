@@ -14,8 +14,7 @@ import pytest
 from kvferry.base.host import usable_cores
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
-from kvferry_lab.doctor.facts import Facts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import Facts, Finding, Severity
 from kvferry_lab.doctor.run import DoctorPlan, run_doctor
 from support.node_server import NodeServer
 from support.servers import KINDS, TestServer, find_kind, start_server, wait_for

@@ -10,7 +10,7 @@ import redis
 
 from kvferry.base.errors import UnavailableError
 from kvferry.config import ClientConfig
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import Finding, Severity
 from kvferry_lab.doctor.run import DoctorPlan, run_doctor
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup

@@ -14,11 +14,9 @@ from kvferry.base.errors import UnavailableError
 from kvferry.client.batch import BatchResult
 from kvferry.config import ClientConfig
 from kvferry_lab.doctor import traffic
-from kvferry_lab.doctor.facts import ClientNeed, SameHostFacts
-from kvferry_lab.doctor.finding import Severity
-from kvferry_lab.doctor.pure_clients import PureClients
+from kvferry_lab.doctor.facts import ClientNeed, SameHostFacts, Severity
 from kvferry_lab.doctor.run import DoctorPlan, run_doctor
-from kvferry_lab.doctor.traffic import Limits, measure_rate, measure_rtt
+from kvferry_lab.doctor.traffic import Limits, PureClients, measure_rate, measure_rtt
 from support.cluster import Cluster
 from support.proxy import FaultProxy
 from support.servers import TestServer

@@ -12,10 +12,9 @@ import pytest
 
 from kvferry import RedisClient
 from kvferry.config.integrations import SglangSettings
-from kvferry.integrations.sglang.host_pages import HostPages
-from kvferry.integrations.sglang.host_pool import HostPool
+from kvferry.integrations.sglang.host_pool import HostPages, HostPool
 from kvferry.integrations.sglang.identity import heads_of, is_replicated, page_fields
-from kvferry.integrations.sglang.pages import PageStore
+from kvferry.integrations.sglang.page_store import PageStore
 from support import clock
 from support.host_pools import Config, LogicalPool, MhaPool, MlaPool, page_indices
 from support.proxy import FaultProxy

@@ -12,9 +12,8 @@ import redis
 from kvferry.base.errors import CorruptError, KVFerryError, UnavailableError
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry_lab.trace.format import Trace, load_trace
+from kvferry_lab.trace.format import Trace, TraceOptions, load_trace
 from kvferry_lab.trace.replay import replay
-from kvferry_lab.trace.sequenced import TraceOptions
 from kvferry_lab.trace.store_replay import StoreReplay, payload
 from support.servers import TestServer
 

@@ -18,7 +18,7 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.blocks.copier import BlockCopier
-from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.held_cache import HeldCache
 from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client

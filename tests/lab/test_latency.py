@@ -26,9 +26,8 @@ from kvferry.config import ClientConfig
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.latency.cell_figures import read_rows
 from kvferry_lab.latency.distance import FarStore, far_store, proxied
-from kvferry_lab.latency.experiment import LatencyPlan
+from kvferry_lab.latency.experiment import LatencyPlan, read_commands
 from kvferry_lab.latency.run import remove_left, run_latency
-from kvferry_lab.latency.store_waits import read_commands
 from kvferry_lab.servers.lab_server import free_port
 from support.serve_demo import DemoServer
 from support.servers import TestServer
@@ -43,8 +42,8 @@ RTT_MS = 40.0
 CHILD = """
 import sys, time
 from pathlib import Path
-from kvferry_lab.latency.link import far_store
-from kvferry_lab.serve.child import served
+from kvferry_lab.latency.distance import far_store
+from kvferry_lab.servers.lab_server import served
 with far_store(sys.argv[1], Path(sys.argv[2])) as far, served("--no-cache") as url:
     print(far.url, url, flush=True)
     time.sleep(600)

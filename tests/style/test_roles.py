@@ -53,7 +53,7 @@ def test_roles_are_needed() -> None:
     files = [path for path in tidy.source_files(ROOT) if path.suffix in (".py", ".cpp", ".hpp")]
     folders = {(path.parent, path.stem) for path in files if path.parts[0] in roles._LANGUAGES}
     counts = Counter(stem for folder, stem in folders if str(folder) not in roles.ABOUT)
-    assert {name for name in roles.ROLES if counts[name] < 2 and name != "__main__"} == set()
+    assert {name for name in roles.ROLES if counts[name] < 2} == set()
     named = {(str(folder), stem) for folder, stem in folders}
     for folder in roles.ABOUT:
         assert any(place == folder and counts[stem] for place, stem in named), folder

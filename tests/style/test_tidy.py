@@ -24,10 +24,10 @@ def test_this_tree_is_tidy() -> None:
 
 def test_the_page_of_style_has_the_layers_that_are_checked(tmp_path: Path) -> None:
     text = (ROOT / "STYLE.md").read_text()
-    assert plant(tmp_path, "STYLE.md", text) == []
+    assert not [one for one in plant(tmp_path, "STYLE.md", text) if "layers" in one]
     for wrong in (text.replace("< base <", "< engine <"), text.replace("redis, cache}", "cache}")):
-        (finding,) = plant(tmp_path, "STYLE.md", wrong)
-        assert "layers are not those" in finding
+        found = plant(tmp_path, "STYLE.md", wrong)
+        assert [one for one in found if "layers are not those" in one]
 
 
 def test_waivers_name_long_files_that_exist() -> None:

@@ -1,7 +1,7 @@
 """A cache server that answers what the test says: what no real one can be made to say.
 
     with ScriptedServer(url, LAYOUT) as server:
-        server.on(protocol.Lookup, lambda request: None)      # silence
+        server.on(protocol.LookupRequest, lambda request: None)      # silence
 
 Without a word of the test it behaves: it is a small server with a real socket, a real segment and
 an index that is a dict. Nothing is ever evicted, and it has no stores.

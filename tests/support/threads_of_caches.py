@@ -20,7 +20,7 @@ from kvferry.cache import status_socket
 from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.load.retriever import Retriever
-from kvferry.cache.store import awake
+from kvferry.cache.store import process_breaks
 from kvferry.cache.store.generations import StoreGenerations
 from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.cache.store.writer import Writer
@@ -106,14 +106,14 @@ def deleting_what_a_clear_has_left_fails(fault: Fault) -> None:
 @scenario("awake")
 def ticking_fails(fault: Fault) -> None:
     """Whoever does not tick is taken for somebody who was stopped: others are asked once more."""
-    awake._after_fork_in_child()  # another one begins
-    fault.breaks(awake._Awake, "tick")
-    awake.keep_awake()
+    process_breaks._after_fork_in_child()  # another one begins
+    fault.breaks(process_breaks._BreakWatch, "tick")
+    process_breaks.watch_breaks()
     fault.met(2)
-    assert awake._awake is not None
-    awake._awake.ticked -= 60
+    assert process_breaks._watch is not None
+    process_breaks._watch.ticked -= 60
     before = time.monotonic()
-    assert awake.since() >= before
+    assert process_breaks.since() >= before
     fault.over()
 
 

@@ -15,7 +15,7 @@ from kvferry.base.threads import Workers
 from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.blocks import cuda_blocks
 from kvferry.integrations.vllm.connector import ranks as of_ranks
-from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.held_cache import HeldCache
 from kvferry.integrations.vllm.connector.interfaces import Work
 from kvferry.integrations.vllm.connector.lookup_threads import Questions
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address, ask_text
@@ -240,7 +240,7 @@ class Hit:
 @scenario("holds")
 def letting_go_of_a_hold_fails(fault: Fault) -> None:
     """The others are let go, and later ones too."""
-    from kvferry.integrations.vllm.connector.held import _Hold
+    from kvferry.integrations.vllm.connector.held_cache import _Hold
 
     gone: list[int] = []
     held = HeldCache(cast(Any, Served()), lookup_timeout_s=None, load_timeout_s=1.0)
@@ -260,7 +260,7 @@ def letting_go_of_a_hold_fails(fault: Fault) -> None:
 
 @scenario("holds")
 def looking_after_holds_fails(fault: Fault) -> None:
-    from kvferry.integrations.vllm.connector.held import _Hold
+    from kvferry.integrations.vllm.connector.held_cache import _Hold
 
     gone: list[int] = []
     fault.breaks(HeldCache, "_drop")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bars import Lab
-from benchmarks.disk import SequentialFile
-from benchmarks.hits import hit_rates
-from benchmarks.made_trace import made_trace
+from benchmarks.files import SequentialFile
+from benchmarks.hits import hit_rates, made_trace
 from benchmarks.prompt import FRAME_BYTES, PromptKV
 from kvferry.base.errors import CorruptError
 from kvferry_lab.trace.replay import replay

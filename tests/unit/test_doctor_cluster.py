@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry_lab.doctor.cluster import parse_nodes
 from kvferry_lab.doctor.examine import examine
-from kvferry_lab.doctor.facts import ClusterFacts, Facts, NodeLine, ServerFacts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import ClusterFacts, Facts, Finding, NodeLine, ServerFacts, Severity
+from kvferry_lab.doctor.server import parse_nodes
 
 SHARDS = (5461, 5462, 5461)
 NODES = tuple(

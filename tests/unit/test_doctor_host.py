@@ -11,8 +11,15 @@ import pytest
 
 from kvferry.config import ClientConfig
 from kvferry_lab.doctor.examine import examine
-from kvferry_lab.doctor.facts import Facts, HostFacts, ServerFacts, ServerPlace, TrafficFacts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import (
+    Facts,
+    Finding,
+    HostFacts,
+    ServerFacts,
+    ServerPlace,
+    Severity,
+    TrafficFacts,
+)
 from kvferry_lab.doctor.host import interface_to, read_host
 
 MIB = 1 << 20

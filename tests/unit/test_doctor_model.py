@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import UsageError
-from kvferry_lab.doctor.facts import TrafficFacts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import Finding, Severity, TrafficFacts
 from kvferry_lab.doctor.model import chunk_tokens, load_model, read_model
 from kvferry_lab.doctor.prefill import GPUS, Engine, examine_model
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry_lab.doctor.examine import _RULES, examine, worst
-from kvferry_lab.doctor.facts import ClientNeed, Facts, ServerFacts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import ClientNeed, Facts, Finding, ServerFacts, Severity
 
 INFO, WARN, FAULT = Severity.INFO, Severity.WARN, Severity.FAULT
 GIB = 1 << 30

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvferry_lab.doctor.examine import examine
-from kvferry_lab.doctor.facts import Facts, HostFacts, SameHostFacts, ServerFacts
-from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.facts import Facts, Finding, HostFacts, SameHostFacts, ServerFacts, Severity
 
 NONE = "the server has no Unix socket"
 REDIS = ServerFacts(info={"redis_version": "7.2.4"}, is_near=True)

@@ -9,11 +9,12 @@ from kvferry_lab.doctor.facts import (
     BareFacts,
     ClientNeed,
     Facts,
+    Finding,
     HostFacts,
     ServerFacts,
+    Severity,
     TrafficFacts,
 )
-from kvferry_lab.doctor.finding import Finding, Severity
 from kvferry_lab.doctor.rules_traffic import best_chunk_bytes, connections_for, knee
 from kvferry_lab.doctor.traffic import room_bytes
 

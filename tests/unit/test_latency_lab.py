@@ -9,11 +9,17 @@ import pytest
 
 from kvferry.base.errors import UsageError
 from kvferry_lab.latency.cell_figures import LatencyRow, published, read_rows, row_of, slopes
-from kvferry_lab.latency.experiment import CellRun, LatencyCell, LatencyPlan
+from kvferry_lab.latency.experiment import (
+    CellRun,
+    LatencyCell,
+    LatencyPlan,
+    SentCommand,
+    read_commands,
+    sequential_waits,
+)
 from kvferry_lab.latency.report import LatencyReport, markdown, table_lines
-from kvferry_lab.latency.store_waits import SentCommand, read_commands, sequential_waits
 from kvferry_lab.openai_client import Answer, TokenUsage
-from kvferry_lab.roi.published import DELAYS
+from kvferry_lab.roi.validate import DELAYS
 
 
 def answer(ttft_s: float, last_s: float, tokens: int, seconds: float) -> Answer:

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import UsageError
-from kvferry_lab.long_doc.lost_hits import best_hits, hit_loss
-from kvferry_lab.long_doc.report import loss_lines, mean_ttft, missed_expectations, result_lines
-from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, Record
+from kvferry_lab.long_doc.report import (
+    best_hits,
+    hit_loss,
+    loss_lines,
+    missed_expectations,
+    result_lines,
+)
+from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, Record, mean_ttft
 
 
 def record(document: int, number: int = 0, **more: Any) -> Record:

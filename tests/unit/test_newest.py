@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from kvferry.cache.steps import finish
-from kvferry.cache.store import awake
+from kvferry.cache.store import process_breaks
 from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import MARK_BYTES, Mark, drawn, drawn_here, named
 from kvferry.client.batch import Status
@@ -77,7 +77,7 @@ def test_behind_a_break_nothing_is_fresh_until_everybody_was_asked(
     one, told = newest()
     assert one.is_fresh
     moment = time.monotonic()
-    monkeypatch.setattr(awake, "since", lambda: moment)
+    monkeypatch.setattr(process_breaks, "since", lambda: moment)
     assert not one.is_fresh
     assert not finish(one.refreshing(time.monotonic() + 0.01))
     assert told.asked
@@ -89,7 +89,7 @@ def test_behind_a_break_nothing_is_fresh_until_everybody_was_asked(
 
 def test_somebody_who_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = newest()
-    monkeypatch.setattr(awake, "since", lambda: time.monotonic() - 3.5)
+    monkeypatch.setattr(process_breaks, "since", lambda: time.monotonic() - 3.5)
     one._heard_since = float("-inf")
     assert one.is_fresh
 

@@ -11,7 +11,7 @@ import pytest
 from kvferry.base.errors import ConfigError, UsageError
 from kvferry_lab.doctor.model import read_model
 from kvferry_lab.doctor.prefill import GPUS
-from kvferry_lab.roi.fit import fit_line, fit_prefill
+from kvferry_lab.roi.arithmetic import fit_line, fit_prefill
 from kvferry_lab.roi.models import MODELS, find_model
 from kvferry_lab.roi.rates import PRESETS, calibrated, of_preset, read_store, roofline
 

@@ -18,8 +18,8 @@ from kvferry_lab.roi.answer import RoiQuestion, answer
 from kvferry_lab.roi.arithmetic import Case, Kv
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.roi.money import Day, Prices
-from kvferry_lab.roi.page import question_data, write_page
 from kvferry_lab.roi.rates import of_preset, roofline
+from kvferry_lab.roi.report import question_data, write_page
 from support.roi import round_case
 
 NODE = shutil.which("node")

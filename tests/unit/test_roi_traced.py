@@ -11,8 +11,7 @@ import pytest
 from kvferry import _native
 from kvferry.base.errors import UsageError
 from kvferry_lab.roi.money import Prices
-from kvferry_lab.roi.replayed import replayed
-from kvferry_lab.roi.traced import outcomes
+from kvferry_lab.roi.traced import outcomes, replayed
 from kvferry_lab.trace.format import Trace, load_trace
 from kvferry_lab.trace.replay import prefix_hits, replay
 from support.roi import round_case

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvferry_lab.roi import validate as module
-from kvferry_lab.roi.published import TABLES
-from kvferry_lab.roi.validate import Check, rounds_hit_rate, validate
+from kvferry_lab.roi.validate import TABLES, Check, rounds_hit_rate, validate
 
 
 def test_nothing_that_is_promised_is_missed() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvferry_lab.openai_client import Answer, OpenAIClient, TokenUsage
-from kvferry_lab.tokens.report import individual, summary, summary_lines
-from kvferry_lab.tokens.run import TokenPlan, TokenRun
+from kvferry_lab.tokens import TokenPlan, TokenRun, individual, summary, summary_lines
 
 PLAN = TokenPlan(model="org/My Model--1.5", mean_input_tokens=5, mean_output_tokens=7)
 

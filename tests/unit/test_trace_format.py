@@ -12,8 +12,7 @@ import pytest
 
 from kvferry.base.errors import UsageError
 from kvferry.chunks import keys
-from kvferry_lab.trace.format import HASH_BYTES, Trace, load_trace
-from kvferry_lab.trace.sequenced import TraceOptions
+from kvferry_lab.trace.format import HASH_BYTES, Trace, TraceOptions, load_trace
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

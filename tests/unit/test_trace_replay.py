@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvferry.base.errors import UsageError
-from kvferry_lab.trace.format import HASH_BYTES, Trace, load_trace
+from kvferry_lab.trace.format import HASH_BYTES, Trace, TraceOptions, load_trace
 from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, replay
-from kvferry_lab.trace.sequenced import TraceOptions
 from support.simulators import SIMULATORS, block_hits, prefix_hits
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvferry.integrations.vllm import lora_adapters as adapters
-from kvferry.integrations.vllm.connector.hashing import request_hashes
+from kvferry.integrations.vllm.connector.request_hashes import request_hashes
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.lora_adapters import Adapters, watch
 from kvferry.integrations.weights import fingerprint

@@ -29,7 +29,7 @@ CONNECTOR = "kvferry.integrations.vllm.connector"
 OURS = {
     "in_process": f"{CONNECTOR}.in_process",
     "mp": "kvferry.integrations.vllm.mp",
-    "opening": f"{CONNECTOR}.opening",
+    "factory": f"{CONNECTOR}.factory",
     "affinity": f"{CONNECTOR}.affinity",
 }
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
@@ -132,8 +132,8 @@ def test_loads_that_were_not_reported_survive_a_second_set_of_tensors(
     halves = [Half(lost), Half([])]
     opened = list(reversed(halves))
     answers = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(vllm.opening, "open_rank", lambda *_: None)
-    monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, opened.pop()))
+    monkeypatch.setattr(vllm.factory, "open_rank", lambda *_: None)
+    monkeypatch.setattr(vllm.factory, "open_worker", lambda *_: (answers, opened.pop()))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
     made.register_kv_caches({})
@@ -152,8 +152,8 @@ def test_a_connector_that_is_dropped_without_a_word_is_closed(
 ) -> None:
     half = Half([])
     answers = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(vllm.opening, "open_rank", lambda *_: None)
-    monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, half))
+    monkeypatch.setattr(vllm.factory, "open_rank", lambda *_: None)
+    monkeypatch.setattr(vllm.factory, "open_worker", lambda *_: (answers, half))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
     del made
@@ -172,7 +172,7 @@ def test_before_it_sleeps_vllm_has_every_rank_leave_its_blocks(
 
     ranks = SimpleNamespace(release_blocks=noted("let go"))
     half = SimpleNamespace(clear=noted("clear"), close=noted("close"))
-    monkeypatch.setattr(vllm.opening, "open_scheduler", lambda *_: (ranks, half))
+    monkeypatch.setattr(vllm.factory, "open_scheduler", lambda *_: (ranks, half))
     made = connector(vllm, "connector", Role.SCHEDULER)
     assert made.reset_cache()
     assert done == ["let go", "clear"]
@@ -203,7 +203,7 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
     copier: Any = PlainCopier(4, 1, 64)
     copier.name, copier.layers = "LBHNC", 1
     identity = Identity(model="hooks", layout=LAYOUT)
-    rank_of = vllm.opening.OpenRank
+    rank_of = vllm.factory.OpenRank
     for name, made in {
         "open_rank": lambda config, _, __, settings, caches: rank_of(
             config, settings, copier, LAYOUT, identity, caches["layer"].device, 0, "hooks", 1
@@ -211,7 +211,7 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
         "guess": lambda *_: None,
         "_computing_threads": lambda: 1,
     }.items():
-        monkeypatch.setattr(vllm.opening, name, made)
+        monkeypatch.setattr(vllm.factory, name, made)
     before = set(threading.enumerate())
     expected = allowed(threading.main_thread())
     extra = {"kvferry.mp.host": "tcp://127.0.0.1", "kvferry.mp.port": 1}

@@ -12,14 +12,17 @@ import pytest
 
 from kvferry.base.errors import ConfigError, UsageError
 from kvferry.config.integrations import VllmConnectorSettings
-from kvferry.integrations.vllm.connector.mp_settings import read_mp_settings
 from kvferry.integrations.vllm.connector.rank_identity import (
     Shard,
     check_engine,
     identity_of,
     shard_layout,
 )
-from kvferry.integrations.vllm.connector.settings import read_settings, rounded_chunk_size
+from kvferry.integrations.vllm.connector.settings import (
+    read_mp_settings,
+    read_settings,
+    rounded_chunk_size,
+)
 
 
 def test_the_file_of_lmcache_is_understood_as_it_is(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.base.errors import ClosedError, UsageError
 from kvferry.chunks.prompt import Prompt, read_prompt
-from kvferry.integrations.vllm.connector import rank as rank_module
 from kvferry.integrations.vllm.connector import ranks
 from kvferry.integrations.vllm.connector.explain import explained, running, teller
 from kvferry.integrations.vllm.connector.finder import BackendFinder
@@ -300,7 +299,7 @@ def test_every_rank_leaves_blocks_alone_and_says_so(engine_id: str) -> None:
 def test_a_rank_that_is_left_alone_is_told_all_the_same_to_let_go(
     engine_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_module, "_REST_S", 1000.0)
+    monkeypatch.setattr(ranks, "_REST_S", 1000.0)
     finder = RankFinder(names(engine_id, 1), 1.0)
     assert finder.find(PROMPT) == 0  # nobody is there yet
     told: list[str] = []
@@ -323,8 +322,7 @@ def test_a_rank_that_is_left_alone_is_told_all_the_same_to_let_go(
 def test_a_rank_that_does_not_answer_costs_the_limit_once(
     engine_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (rank_module, ranks):
-        monkeypatch.setattr(each, "GRACE_S", 0.05)
+    monkeypatch.setattr(ranks, "_GRACE_S", 0.05)
     rank = Rank(3)
     rank.go.clear()
     (answers,) = opened(engine_id, rank)
@@ -336,8 +334,7 @@ def test_a_rank_that_does_not_answer_costs_the_limit_once(
     assert len(rank.prompts) == 1
     rank.go.set()
     finder._ranks[0]._rest_until = 0.0
-    for each in (rank_module, ranks):
-        monkeypatch.setattr(each, "GRACE_S", 5.0)
+    monkeypatch.setattr(ranks, "_GRACE_S", 5.0)
     assert finder.find(PROMPT) == 3
     finder.close()
     answers.close()
@@ -367,7 +364,7 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:
     (answers,) = opened(engine_id, Rank(3))
-    with rank_module.connect(address(engine_id, 0), 10) as line:
+    with ranks._connect(address(engine_id, 0), 10) as line:
         line.sendall(question)
         with suppress(ConnectionResetError):  # there was more than it wanted to read
             assert line.recv(1) == b""
@@ -379,7 +376,9 @@ def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes
 
 @pytest.mark.usefixtures("far")
 def test_strangers_are_not_answered(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "is_own_process", lambda peer: False)
+    own = f"\0{address(engine_id, 0)}".encode()
+    # The rank believes nobody, and who asks believes the rank.
+    monkeypatch.setattr(ranks, "is_own_process", lambda line: line.getsockname() != own)
     (answers,) = opened(engine_id, Rank(3))
     finder = RankFinder(names(engine_id, 1), 5.0)
     assert finder.find(PROMPT) == 0

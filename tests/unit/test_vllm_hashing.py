@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry.chunks.keys import DIGEST_BYTES, chunk_hashes
-from kvferry.integrations.vllm.connector.hashing import request_hashes, request_salt
+from kvferry.integrations.vllm.connector.request_hashes import request_hashes, request_salt
 from kvferry.integrations.weights import fingerprint
 
 SIZE = 8
@@ -155,7 +155,7 @@ def test_an_adapter_is_read_once_as_long_as_its_files_do_not_change(
         read.append(path)
         return fingerprint(path)
 
-    monkeypatch.setattr("kvferry.integrations.vllm.connector.hashing.fingerprint", counted)
+    monkeypatch.setattr("kvferry.integrations.vllm.connector.request_hashes.fingerprint", counted)
     for _ in range(3):
         request_hashes(Request(lora_request=lora("x", str(tmp_path))), SIZE)
     assert len(read) == 1

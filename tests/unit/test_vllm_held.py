@@ -14,8 +14,8 @@ from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.chunks.prompt import Prompt, Tokens
 from kvferry.client.buffers import BufferLike
-from kvferry.integrations.vllm.connector.held import HeldCache
-from kvferry.integrations.vllm.connector.held_finder import HeldFinder
+from kvferry.integrations.vllm.connector.held_cache import HeldCache
+from kvferry.integrations.vllm.connector.interfaces import Finder
 from kvferry.metrics import CacheMetrics
 from support.stamps import until
 
@@ -297,7 +297,7 @@ def test_a_new_generation_lets_go_of_what_is_held() -> None:
     server = Server(memory=5)
     held = cache(server)
     held.find(prompt(5))
-    finder = HeldFinder(held)
+    finder: Finder = held
     assert finder.shared == bytes(8)
     finder.renewed(bytes(8), b"another.")
     assert server.leases == 0
@@ -333,7 +333,7 @@ def test_a_cache_that_is_being_closed_finds_nothing() -> None:
             raise ClosedError("the client is closed")
 
     held = cache(Closed(memory=5))
-    assert HeldFinder(held).find(prompt(5)) == 0
+    assert held.find(prompt(5)) == 0
     held.close()
 
 

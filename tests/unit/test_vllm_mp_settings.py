@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import ConfigError
-from kvferry.integrations.vllm.connector.mp_settings import MpSettings, read_mp_settings
+from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings
 
 
 def read(environ: dict[str, str] | None = None, /, **extra: Any) -> MpSettings:

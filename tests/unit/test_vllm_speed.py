@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvferry.integrations.vllm.connector.step_times import CudaSteps, HostSteps
-from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
+from kvferry.integrations.vllm.device_speed import device_name, device_ops_s, guess
 
 
 class Event:

@@ -10,8 +10,8 @@ import pytest
 from kvferry.base.credentials import provided
 from kvferry.base.errors import ConfigError
 from kvferry.connectors.base import Space
-from kvferry.integrations.vllm.tier.core import TierLimits
 from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
+from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.integrations.vllm.tier.tier_patience import Patience
+from kvferry.integrations.vllm.tier.tier_cost import Patience
 
 CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20
 PREFILL = PrefillModel(0.0, 1e-3, 0.0, fixed=True)  # 0.256 s a chunk

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.integrations.vllm.tier.tier_steps import TierSteps
+from kvferry.integrations.vllm.tier.tier_cost import TierSteps
 
 STEP_S = 0.5
 

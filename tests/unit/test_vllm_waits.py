@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.vllm.connector.cache_waits import RequestWait
+from kvferry.integrations.vllm.connector.scheduler import RequestWait
 
 
 class Clock:

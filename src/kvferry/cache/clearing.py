@@ -1,12 +1,13 @@
 """Clears of a cache: which generation is in force, and what ends with the one before.
 
 A clear is over when it returns, whether stores are up or down: from then on the cache makes other
-hashes. What was under way keeps its generation. It may still write: under a name that nobody here
+hashes. Requests in flight keep their generation. They may still write: under names that nobody here
 looks for.
 
-What others may still look for stays in the stores: all of the first generation, of one with a name,
-and of what others have drawn. What is obsolete for all is deleted in the background, within limits:
-everything of before a clear for everybody, and what this process has drawn for itself.
+Chunks that other caches may still look for stay in the stores: those of the first generation, of a
+generation with a name, and of generations that others have drawn. Chunks that are stale for
+everybody are deleted in the background, within limits: all of before a clear for everybody, and
+those of generations that this process has drawn for itself.
 
 Threads: any.
 """
@@ -35,13 +36,12 @@ from kvferry.chunks.prompt import Prompt
 
 __all__ = ["Clearing", "check_clear", "without_chunks"]
 
-_REMEMBERED = 1000
-# What a store may take to say its generation when a cache begins, before that is a miss.
-_FIRST_S = 1.0
+_STALE_MAX = 1000  # halves of this cache that are remembered as stale
+_FIRST_S = 1.0  # that a store may take to say its generation when a cache begins; then: a miss
 
 
 class Clearing:
-    """See the module.
+    """The generation of one cache, and its clears.
 
     Args:
         memory: Of the cache.
@@ -50,7 +50,7 @@ class Clearing:
     Attributes:
         tiers: Of the cache.
         newest: The mark of everybody's generation.
-        unopened: Stores that it should have and has not, with the reason.
+        unopened: Stores of the settings that could not be opened, with the reason.
         sharing: Tells instances of a clear, for some time at most, and says who could not be
             reached, if nobody was.
     """
@@ -62,7 +62,7 @@ class Clearing:
         self.sharing: Callable[[], str] | None = None
         self._memory = memory
         self._own = named(weights_version)
-        self._over: OrderedDict[bytes, None] = OrderedDict()
+        self._stale: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._first_until = time.monotonic() + _FIRST_S
 
@@ -82,16 +82,16 @@ class Clearing:
         return joined(self._own, self.shared)
 
     def is_current(self, generation: bytes) -> bool:
-        """Whether a prompt that was read under it may find something, and be stored."""
-        return shared_of(generation) == self.shared and own_of(generation) not in self._over
+        """Whether a prompt that was read under this generation may hit, and be stored."""
+        return shared_of(generation) == self.shared and own_of(generation) not in self._stale
 
     def await_generation(self, timeout_s: float | None) -> None:
         """`awaiting_generation`, waiting on the spot."""
         finish(self.awaiting_generation(timeout_s))
 
     def awaiting_generation(self, timeout_s: float | None) -> Steps[None]:
-        """Wait until stores have said their generation, in the first second of the cache, and
-        behind a time in which this process was stopped."""
+        """Wait until stores have said their generation: in the first second of the cache, and after
+        a time in which this process was stopped."""
         if not self.newest.is_fresh:
             limit_s = float("inf") if timeout_s is None else timeout_s
             yield from self.newest.refreshing(time.monotonic() + limit_s)
@@ -113,14 +113,14 @@ class Clearing:
         return self.end(ended, own)
 
     def end(self, ended: bytes, own: bytes) -> int:
-        """Take `own` for this cache's half; `ended` is obsolete. How many chunks memory forgot."""
+        """Take `own` for this cache's half; `ended` is stale. How many chunks memory forgot."""
         with self._lock:
             self._own = own
             if ended != own:
-                self._over[ended] = None
-                self._over.pop(own, None)
-            while len(self._over) > _REMEMBERED:
-                self._over.popitem(last=False)
+                self._stale[ended] = None
+                self._stale.pop(own, None)
+            while len(self._stale) > _STALE_MAX:
+                self._stale.popitem(last=False)
         count = self._memory.cache.clear()
         if ended != own:
             self.forget(lambda generation: own_of(generation) == ended, delete=drawn_here(ended))
@@ -130,11 +130,11 @@ class Clearing:
         """Begin another generation of all caches on these stores; how many chunks memory forgot.
 
         Raises:
-            UsageError: A store has no place to say it, or an instance does not hear it: nothing
-                was cleared.
+            UsageError: A store keeps no mark, or an instance does not hear of marks: nothing was
+                cleared.
             UnavailableError: A store of the settings could not be opened: likewise.
-            KVFerryError: A store does not take it, or no instance is reached. All others were
-                cleared; that one will be when it is there, as long as this cache is open.
+            KVFerryError: A store does not take the mark, or no instance is reached. All others were
+                cleared; that one will be as soon as it answers, while this cache is open.
         """
         self._check_everybody()
         keepers = [tier for tier in self.tiers if tier.generations.keeps]
@@ -163,12 +163,12 @@ class Clearing:
         return count
 
     def _renewed(self) -> int:
-        """Everybody's generation is another one: what memory has, and what waits, is of before."""
+        """Everybody's generation is another one: what memory has, and what waits, is stale."""
         self.forget(lambda generation: shared_of(generation) != self.shared, delete=False)
         return self._memory.cache.clear()
 
     def _check_everybody(self) -> None:
-        """Whether everybody can hear of it."""
+        """Check that a clear for everybody would be heard by everybody. Raises as it does."""
         tiers = list(self.tiers)
         deaf = [tier.tier.name for tier in tiers if tier.is_deaf]
         if deaf:
@@ -185,8 +185,8 @@ class Clearing:
             )
 
     def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
-        """Nobody here asks for these generations; `delete`: nor does anybody else, so the stores
-        delete what they have of them, some time."""
+        """Nobody here asks for these generations; `delete`: nor does anybody else, so their chunks
+        are deleted from the stores in the background."""
         for tier in self.tiers:
             tier.forget(which, delete=delete)
 
@@ -196,7 +196,7 @@ class Clearing:
 
 
 def without_chunks(prompt: Prompt) -> Prompt:
-    """The prompt as one of which nothing is found."""
+    """The prompt without chunks: a miss."""
     return Prompt(b"", prompt.tokens, prompt.chunk_size, prompt.generation)
 
 

@@ -30,8 +30,7 @@ from kvferry.client.batch import Status
 
 __all__ = ["ChunkPlace", "Explanation", "explain_prompt"]
 
-# How many other identities of a store are asked about.
-_IDENTITIES_MAX = 32
+_IDENTITIES_MAX = 32  # other identities of a store that are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ class Explanation:
 
 
 class Explained(Protocol):
-    """What is read of the cache that explains itself."""
+    """What is read of the cache whose prompt is explained."""
 
     identity: Identity
     memory: Memory
@@ -121,7 +120,7 @@ class Explained(Protocol):
 
 
 def explain_prompt(cache: Explained, prompt: Prompt, timeout_s: float) -> Explanation:
-    """See `TieredCache.explain`. Stores that do not answer in time are said to."""
+    """See `TieredCache.explain`. A store that does not answer in time is reported as such."""
     until = time.monotonic() + timeout_s
     memory = [STATES[state] for state in cache.memory.cache.states(prompt.hashes)]
     having: dict[str, list[bool]] = {}
@@ -146,7 +145,7 @@ def explain_prompt(cache: Explained, prompt: Prompt, timeout_s: float) -> Explan
 
 
 def _ask(store: StoreTier, prompt: Prompt, until: float) -> tuple[list[bool], str]:
-    """For each chunk whether the store has it, and a sentence if it does not say."""
+    """For each chunk whether the store has it, and a sentence if the store does not say."""
     nothing = [False] * prompt.chunks
     if not store.tier.connector.available:
         return nothing, "is away: it cannot be asked"

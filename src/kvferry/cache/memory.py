@@ -25,23 +25,20 @@ from kvferry.config.setting import GB
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 
-# A hold on pages that is not ended in this time belongs to somebody who forgot it.
-LEASE_S = 120.0
-# Part of the free memory of a host that is advised: others need some, too.
-_FREE_PART = 0.9
-# How often somebody who waits looks for himself.
-_LOOK_S = 0.05
+LEASE_S = 120.0  # of pages; a lease that was not released by then was forgotten
+_FREE_PART = 0.9  # of the free memory of a host, that an error advises: others need some, too
+_LOOK_S = 0.05  # that who waits looks without having been told
 # States of a chunk, by the byte of `states`; see ChunkCache.
 STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
 HERE = ("ready", "leased", "pinned")
 
 
 class PagesGone(Exception):
-    """Somebody cleared the cache, and the chunks of these pages with it. A miss, for the caller."""
+    """The chunks of these pages were removed by a clear of the cache. A miss, for the caller."""
 
 
 class ChunkView(_native.PageView):
-    """The bytes of a chunk in memory, as a buffer. It does not own them: see who gave it."""
+    """The bytes of a chunk in memory, as a buffer. The lease that it came with owns them."""
 
     __slots__ = ()
 
@@ -51,7 +48,7 @@ class ChunkView(_native.PageView):
 
 
 class Reserved(NamedTuple):
-    """Pages for chunks that somebody is going to write.
+    """Pages that are reserved for chunks which the caller is going to write.
 
     Attributes:
         id: For `Memory.commit`.
@@ -70,8 +67,8 @@ class Memory:
     """Pages of one length, and which chunk lies in which.
 
     Args:
-        pool: The pages; others may have chunks in it too.
-        cache: The index of those that are ours.
+        pool: The pages; other caches may have chunks in the pool too.
+        cache: The index of this cache's chunks.
         chunk_bytes: Length of a page.
 
     Attributes:
@@ -135,7 +132,7 @@ class Memory:
     # --- Reading ---
 
     def ready(self, prompt: Prompt) -> tuple[int, int]:
-        """How many leading chunks are here, and how many right behind them are on their way."""
+        """How many leading chunks are here, and how many right behind them are in flight."""
         return self.cache.lookup(prompt.hashes)
 
     def acquire(self, hashes: bytes) -> tuple[int, list[int]]:
@@ -144,7 +141,7 @@ class Memory:
 
     def views(self, handles: Sequence[int]) -> list[memoryview]:
         """Pages as buffers. The caller holds them, by a lease or a reservation, and from now on by
-        these views: whoever clears the cache does not change what they show.
+        these views: a clear of the cache does not change what they show.
 
         Raises:
             PagesGone: The chunks were removed before.
@@ -165,11 +162,11 @@ class Memory:
     # --- Writing ---
 
     def reserve(self, hashes: bytes, first: int) -> Reserved:
-        """Make room for those of the chunks from `first` on that are neither here nor coming."""
+        """Reserve pages for the chunks from `first` on that are neither here nor in flight."""
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
     def on_demand(self, hashes: bytes, first: int) -> _native.OnDemandPages:
-        """Pages for the chunks from `first` on, each taken when its value comes from a store."""
+        """Pages for the chunks from `first` on, each taken when the value comes from a store."""
         return _native.OnDemandPages(self.cache, hashes, first, LEASE_S)
 
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
@@ -201,7 +198,7 @@ class Memory:
         return done
 
     def commit_held(self, reservation: int) -> tuple[int, int]:
-        """Like `commit`, and the chunks stay here until the lease that comes with it ends."""
+        """Like `commit`, with a lease that keeps the chunks here: how many, and the lease."""
         done, lease = self.cache.commit_leased(reservation, LEASE_S)
         self.announce()
         return done, lease
@@ -216,10 +213,10 @@ class Memory:
     def await_more(
         self, prompt: Prompt, ready: int, until: float, meanwhile: Callable[[], object]
     ) -> Steps[bool]:
-        """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
+        """Wait until more than `ready` leading chunks are here; False: they do not come in time.
 
         `until` is a moment of ``time.monotonic``. `meanwhile` is called now and then: chunks may
-        be on their way that nobody brings any more.
+        be marked as in flight that nobody brings any more.
         """
         while True:
             meanwhile()
@@ -238,7 +235,7 @@ class Memory:
         return here > ready or not coming
 
     def await_change(self, done: Callable[[], bool], until: float) -> Steps[bool]:
-        """Wait until something is so that is announced when it becomes so; False: it is late."""
+        """Wait until `done`, which is announced when it becomes true; False: the time is over."""
         while not done():
             remaining_s = until - time.monotonic()
             if remaining_s <= 0:
@@ -247,7 +244,7 @@ class Memory:
         return True
 
     def announce(self) -> None:
-        """Chunks came, or will not come: those who wait look again."""
+        """Chunks came, or will not come: whoever waits looks again."""
         with self._changed:
             self._changed.notify_all()
             told = list(self._told)
@@ -256,19 +253,19 @@ class Memory:
             each.call()
 
     def await_announce(self, unless: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for the next `announce`, unless there was one that counts."""
+        """Wait for the next `announce`, unless `unless` says that there was one that counts."""
         with self._changed:
             if not unless():
                 self._changed.wait(timeout_s)
 
     def tell(self, change: _Change) -> None:
-        """Call it at the next `announce`, if anybody still has it."""
+        """Call this change at the next `announce`, if anybody still has it."""
         with self._changed:
             self._told.add(change)
 
 
 class _Change:
-    """Something that is announced when it becomes so."""
+    """A condition that is announced when it becomes true; an `Awaited`."""
 
     def __init__(self, memory: Memory, done: Callable[[], bool]) -> None:
         self._memory = memory

@@ -1,4 +1,7 @@
-"""From what the cache does to what is counted of it."""
+"""From what the cache does to what is counted: metrics, lines in the log, and `stats()`.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["Meter"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# The word of a connector's counter, and that of the metrics.
+# The cause of a connector's counter "refused_...", and the label "cause" of the metric.
 _CAUSES = {
     "payload_checksum": "checksum",
     "header_checksum": "header",
@@ -37,7 +40,7 @@ _CAUSES = {
 
 
 class Metered(Protocol):
-    """What is read of a cache, whose part the meter is."""
+    """What a meter reads of the cache that it is a part of."""
 
     @property
     def metrics(self) -> CacheMetrics: ...
@@ -183,7 +186,7 @@ class Meter:
                     metrics.one_sided(name, what, self._grown(f"{name} {counter}", value))
 
     def _grown(self, name: str, value: int) -> int:
-        """By how much a counter of somebody else's has grown, who may have begun anew."""
+        """By how much a counter has grown whose owner may have begun anew."""
         told = self._told.get(name, 0)
         self._told[name] = value
         return value - told if value >= told else value

@@ -7,11 +7,12 @@
         4096: OOM command not allowed when used memory > 'maxmemory'.
 
 In brackets of a retrieve: what each tier gave; of a store: what the stores have acknowledged. What
-they have not is said behind it: what waits, and what was refused, with the store's reason.
-A store counts the tokens that it was given: an engine that computes a prompt in steps stores it in
-steps.
+they have not acknowledged is said behind: what waits, and what was refused, with the store's
+reason. A store counts the tokens that it was given: an engine that computes a prompt in steps
+stores the prompt in steps.
+
 Where tokens are missing and somebody could do something about it, the line says why. A prompt that
-nobody has stored yet is no line. Above ten lines a second one sums up what came then.
+nobody has stored yet is no line. Above ten lines a second, one line sums up the rest of the second.
 
 Threads: any.
 """
@@ -31,23 +32,23 @@ __all__ = ["FULL_QUEUE", "RequestLog"]
 
 FULL_QUEUE = "too much waits for it already"
 
-_LINES_MAX = 10
+_LINES_MAX = 10  # of a window; the rest is summed up
 _WINDOW_S = 1.0
 _MEMORY = "l1"
-_WHY_MAX = 200  # letters of a store's own words
-# Why tokens are missing, where that is as it should be, or was said by whoever found out.
+_WHY_MAX = 200  # letters of a store's own reason
+# Reasons for missing tokens that need no line: as it should be, or logged by whoever found out.
 _USUAL = ("", "never_stored", "not_worth_loading", "unavailable")
 
 
 class _Sum:
-    """What came behind the tenth line of a second."""
+    """The calls of a window that had no line of their own."""
 
     __slots__ = ("calls", "missing", "size_bytes", "tokens", "took_s", "wanted")
 
     def __init__(self) -> None:
         self.calls = self.tokens = self.wanted = self.size_bytes = 0
         self.took_s = 0.0
-        self.missing: Counter[str] = Counter()  # tokens that stores have not, by their names
+        self.missing: Counter[str] = Counter()  # tokens that a store has not, by its name
 
 
 class RequestLog:
@@ -124,7 +125,7 @@ class RequestLog:
         )
 
     def offered(self, wanted: int, stored: Stored, layout: KVLayout, took_s: float) -> None:
-        """So many of these tokens are in memory; whoever writes them on says what becomes of it."""
+        """So many of these tokens are in memory; who writes them to stores logs the rest."""
         size, done = layout.chunk_size, stored.chunks
         self.stored(
             *(wanted, done * size, {}, done * layout.chunk_bytes, took_s),
@@ -181,7 +182,7 @@ class RequestLog:
             )
 
     def _over(self) -> list[str]:
-        """With the lock: a second is over; what came behind its tenth line."""
+        """With the lock: the lines that sum up the window before, if it is over."""
         now = self._clock()
         if now < self._until:
             return []

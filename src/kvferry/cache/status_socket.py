@@ -4,9 +4,9 @@
     ...
     status.close()
 
-It listens on a Unix socket in the user's folder of them. Whoever connects is sent one JSON object,
-shaped as the status of a cache server, and the end. Nothing is read. What a process that was killed
-has left there goes with the next look (`looks`).
+The socket is a Unix socket in the user's folder of sockets. Whoever connects is sent one JSON
+object, shaped as the status of a cache server, and the end. Nothing is read. The socket of a
+process that was killed is removed by the next look (`looks`).
 
 Threads: any. One of its own answers, one connection after the other.
 """
@@ -35,7 +35,7 @@ __all__ = ["StatusSocket", "looks", "open_status_socket"]
 
 _log = logging.getLogger("kvferry.cache")
 
-_LIMIT_S = 2.0
+_LIMIT_S = 2.0  # of a connection
 _ANSWER_BYTES_MAX = 64 << 20
 _numbers = itertools.count()
 
@@ -55,7 +55,7 @@ def open_status_socket(cache: TieredCache, software: str) -> StatusSocket | None
 
 
 def looks() -> Iterator[dict[str, Any]]:
-    """What every process of this user says that has one.
+    """What every process of this user says that has a status socket.
 
     Raises:
         OSError: There is no folder for them.

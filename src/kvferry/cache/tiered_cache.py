@@ -16,6 +16,12 @@ may use it. What its calls promise:
   they cannot take in time is dropped and counted, and never keeps anybody waiting.
 - What was stored can be retrieved at once, whether stores have it yet or not.
 
+The class reads prompts, checks limits of time, and passes on; what it passes to is put together
+when it is made: `Memory` and the `StoreTier` of each store, the `Reader` over the `Retriever` that
+asks and loads, the `Storer` that writes, `Clearing`, which knows the generation in force,
+`Learning`, which knows what computing takes, and the `Meter` that counts. Instances that share are
+above: `kvferry.sharing` sets the hook `TieredCache.sharing`.
+
 After a fork the child has to open a cache of its own.
 """
 
@@ -57,8 +63,7 @@ __all__ = ["NamedSources", "SharingHooks", "TieredCache"]
 T = TypeVar("T")
 
 FLUSH_S = 5.0
-# What keeping what was learnt may take at the end.
-_NOTE_S = 1.0
+_KEEP_LEARNT_S = 1.0  # that keeping the learnt coefficients may take at the end
 _open: weakref.WeakSet[TieredCache] = weakref.WeakSet()
 
 
@@ -71,11 +76,11 @@ class NamedSources(Protocol):
         """The node that a prompt names."""
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask no node any more."""
 
 
 class SharingHooks(Protocol):
-    """What caches whose settings say so share with others; `kvferry.sharing` sets it."""
+    """How a cache takes part in sharing, if its settings say so; `kvferry.sharing` sets it."""
 
     def join(self, cache: TieredCache) -> None:
         """The cache takes part."""
@@ -105,6 +110,21 @@ class TieredCache:
     Raises:
         ConfigError: A setting cannot be, or not for this layout, or the host does not have that
             memory.
+
+    Attributes:
+        config, identity, layout: What it was made of.
+        memory: Pages, and the index of what lies in them.
+        tiers: The stores, in the order in which they are asked; peers in front.
+        metrics: What is counted.
+        clearing: The generation in force, and what ends it.
+        learning, prefill: What computing takes, and the model of it.
+        cost_prefill: The model as decisions see it; without a say for the cost model nothing is
+            known of computing, and all that is there is loaded.
+        reader, storer: The halves that load and write.
+        named: Nodes that prompts name; None: the settings allow none.
+        in_background: Does steps that nobody waits for, in the cache's threads unless whoever has
+            something better sets it.
+        sharing: How caches take part in sharing; None: `kvferry.sharing` is not imported.
     """
 
     sharing: ClassVar[SharingHooks | None] = None
@@ -122,16 +142,17 @@ class TieredCache:
     ) -> None:
         self.layout = identity.layout
         self.config = chosen_config(self.layout.chunk_size, config, settings)
-        if self.config.remote_serde == FP8:  # its chunks are others
+        if self.config.remote_serde == FP8:  # encoded with loss, its chunks are others
             identity = with_fp8(identity)
         self.identity = identity
+        self._salt = salt
+        self._pid = os.getpid()
+        self._closed = False
         self.metrics = CacheMetrics(
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
         )
         self._meter = Meter(self)
-        self._salt = salt
-        self._pid = os.getpid()
-        self._closed = False
+
         self.memory = memory or Memory.private(
             self.layout.chunk_bytes,
             self.config.l1_bytes,
@@ -139,7 +160,6 @@ class TieredCache:
             hugetlb=self.config.hugetlb,
             prefault=self.config.prefault,
         )
-        known = self.config.prefill
         self.memory.on_copy = self.metrics.copied
         self.clearing = Clearing(self.memory, self.config.weights_version or "")
         stores = self.config.stores if open_stores else ()
@@ -147,17 +167,17 @@ class TieredCache:
             stores, self.config, identity, connectors or {}, self.metrics, self.clearing
         )
         self.named = self._sharing().named_nodes(self) if self.config.remote_kv_sources else None
+
         self.learning = Learning(
-            known,
+            self.config.prefill,
             lambda: [store.tier.connector for store in self.tiers],
             partial(self.metrics.predicted, "prefill"),
         )
         self.prefill = self.learning.prefill
-        # Does steps that nobody waits for; whoever has something better than our threads says so.
-        self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
-        self._executor = Workers(self.config.load_threads, "load")
-        # Without a say for the cost model nothing is known of computing, and all is loaded.
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
+
+        self._executor = Workers(self.config.load_threads, "load")
+        self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
         copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
@@ -174,6 +194,7 @@ class TieredCache:
         self.reader = Reader(
             *(self.memory, self._retriever, self._meter, self.layout, self.storer), keep=keep
         )
+
         _open.add(self)
         if open_stores and self.config.enable_controller:
             try:
@@ -181,46 +202,6 @@ class TieredCache:
             except BaseException:
                 self.close(0.0)
                 raise
-
-    def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
-
-        Pages of results that were not released stay valid.
-        """
-        if self._closed:
-            return True
-        self._closed = True
-        if self.config.enable_controller:
-            self._sharing().leave(self)
-        if self.named is not None:
-            self.named.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        until = time.monotonic() + timeout_s
-        self.learning.close(min(_NOTE_S, timeout_s))
-        done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
-        self._retriever.pending.sweep(0.2)
-        return all(done)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        stores = "".join(f" + {store.tier.name}" for store in self.tiers)
-        state = " closed" if self._closed else ""
-        return f"<TieredCache {self.identity.model!r} {self.memory.pages} pages{stores}{state}>"
-
-    @property
-    def available(self) -> bool:
-        """Whether it is open: there is always memory."""
-        return not self._closed
-
-    @property
-    def asks_stores(self) -> bool:
-        """Whether a lookup has a store to ask that is there, and so may take its time."""
-        return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
 
     # --- Asking ---
 
@@ -376,6 +357,11 @@ class TieredCache:
         self._meter.receipts.sweep()
         return self.storer.store(prompt, chunks, first_chunk)
 
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until the stores have what they will get; False: it takes longer."""
+        until = time.monotonic() + timeout_s
+        return all(store.writer.flush(max(0.0, until - time.monotonic())) for store in self.tiers)
+
     # --- Keeping ---
 
     def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
@@ -435,12 +421,17 @@ class TieredCache:
         self._check_open()
         self.clearing.end(ended, own)
 
-    def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until the stores have what they will get; False: it takes longer."""
-        until = time.monotonic() + timeout_s
-        return all(store.writer.flush(max(0.0, until - time.monotonic())) for store in self.tiers)
-
     # --- Knowing ---
+
+    @property
+    def available(self) -> bool:
+        """Whether it is open: there is always memory."""
+        return not self._closed
+
+    @property
+    def asks_stores(self) -> bool:
+        """Whether a lookup has a store to ask that is there, and so may take its time."""
+        return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
 
     def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
         """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens.
@@ -460,6 +451,38 @@ class TieredCache:
         """Everything countable: metrics, memory, and what is known of each store."""
         self._retriever.pending.sweep()
         return self._meter.stats()
+
+    def __repr__(self) -> str:
+        stores = "".join(f" + {store.tier.name}" for store in self.tiers)
+        state = " closed" if self._closed else ""
+        return f"<TieredCache {self.identity.model!r} {self.memory.pages} pages{stores}{state}>"
+
+    # --- The end ---
+
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
+
+        Pages of results that were not released stay valid.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        if self.config.enable_controller:
+            self._sharing().leave(self)
+        if self.named is not None:
+            self.named.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + timeout_s
+        self.learning.close(min(_KEEP_LEARNT_S, timeout_s))
+        done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
+        self._retriever.pending.sweep(0.2)
+        return all(done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- Inside ---
 

@@ -69,7 +69,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes | None) -> Mark:
-        """What lies in the store; the first one where nothing does, or something else."""
+        """The mark that lies in the store; the first one where there is none, or something else."""
         try:
             counter, half = (value or b"")[:_TEXT_BYTES].decode("ascii").split()[:2]
             mark = cls(int(counter), bytes.fromhex(half))
@@ -92,12 +92,12 @@ class Mark(NamedTuple):
         return 0 < self.counter <= _COUNTER_MAX and len(self.half) == _HALF and any(self.half)
 
     def renewed(self, *others: Mark) -> Mark:
-        """One that is newer than this and those, and that nobody has stored anything under."""
+        """A mark that is newer than this and `others`; nobody has stored anything under it yet."""
         return Mark(max(mark.counter for mark in (self, *others)) + 1, drawn())
 
     def met(self, other: Mark) -> Mark:
-        """What follows from two clears that did not know of each other: for whoever sees both it
-        is the same, so that caches agree, and nobody has stored anything under it before."""
+        """The mark that follows from two clears which did not know of each other: the same for
+        whoever sees both, so that caches agree, and nobody has stored anything under it before."""
         both = b"".join(sorted((self.half, other.half)))
         half = hashlib.sha256(b"kvferry clears met v1\0" + both).digest()[:_HALF]
         return Mark(max(self.counter, other.counter) + 1, half)
@@ -111,12 +111,12 @@ def drawn() -> bytes:
 
 
 def drawn_here(half: bytes) -> bool:
-    """Whether a half is one of the last that this process has drawn: so no name of weights."""
+    """Whether a half is one of the last that this process has drawn, and so no name of weights."""
     return half in _drawn
 
 
 def named(weights_version: str) -> bytes:
-    """The own half of a name; that of no name is the first one's.
+    """The own half of a name; without a name that of the first generation.
 
     Raises:
         UsageError: It is no text.
@@ -130,7 +130,7 @@ def named(weights_version: str) -> bytes:
 
 
 def after_clear(weights_version: str | None) -> bytes:
-    """The own half behind a clear: of a name, or without one, or with an empty one, drawn.
+    """The own half after a clear: of a name, or drawn where there is none.
 
     Raises:
         UsageError: It is no text.
@@ -168,7 +168,7 @@ def chunk_name(digest: bytes, generation: bytes) -> str:
 
 
 def read_name(name: str | bytes) -> tuple[bytes, bytes] | None:
-    """The hash and the generation of a chunk's name; None: it is none."""
+    """The hash and the generation of a chunk's name; None: it is no name of a chunk."""
     text = name if isinstance(name, str) else name.decode("ascii", "replace")
     tag, colon, rest = text.rpartition(":")
     try:

@@ -19,16 +19,16 @@
     '144ac811d2e54e32cbb47eec5bb9bc75'
 
 The digest is part of every key and of every frame, so a reader of another identity misses. The
-description is what the digest is of; whoever has two of them can say why:
+description is what the digest is of; whoever has two descriptions can say why:
 
     >>> other = replace(identity, layout=replace(layout, dtype="bfloat16"))
     >>> explain_difference(identity.description, other.description)
     'differs in: dtype (float16 instead of bfloat16)'
 
 A field that is empty is not written, so that fields can come later without changing the digests of
-those who do not have them. Nothing depends on the process, the host, or PYTHONHASHSEED. The salt of
-a tenant is no part of this: it enters the hashes of chunks (`kvferry.chunks.keys`), and nobody
-needs to be told about those of others.
+identities without them. Nothing depends on the process, the host, or PYTHONHASHSEED. The salt of a
+tenant is no part of an identity: it enters the hashes of chunks (`kvferry.chunks.keys`), and nobody
+needs to be told about the tenants of others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from kvferry.chunks.layout import KVLayout
 
 __all__ = ["FORMAT_VERSION", "Identity", "difference", "explain_difference"]
 
-# Of what lies in a chunk beside its layout. Another one is another identity: old values are misses.
+# Of what lies in a chunk beside its layout. Another version is another identity: old values are
+# misses.
 FORMAT_VERSION = 1
 _SHOWN_CHARS_MAX = 80
 _TEXTS = ("model", "revision", "rope", "lora", "quantisation", "engine")

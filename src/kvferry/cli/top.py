@@ -68,8 +68,7 @@ def top(
 
 
 def _watch(url: str | None, token_file: Path | None) -> Watch:
-    from kvferry.cli.top_here import WatchHere
-    from kvferry.cli.top_watch import Watch
+    from kvferry.cli.top_watch import Watch, WatchHere
 
     if url is None:
         here = WatchHere()

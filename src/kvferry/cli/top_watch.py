@@ -1,12 +1,14 @@
-"""A server as seen by somebody who asks it again and again: what it says, and how fast that grows.
+"""A server, or the caches of this host, as seen by somebody who asks again and again.
 
-    watch = Watch("http://127.0.0.1:8080")
+    watch = Watch("http://127.0.0.1:8080")    # or WatchHere()
     watch.look()
     watch.problem               # None, or why there is no answer
     watch.rate("hit", "l1")     # tokens a second since the look before
 
 A look never raises: a server that went is a problem until it is back. Counters that fell are those
-of a server that began anew; then there is no rate until the next look.
+of a server that began anew; then there is no rate until the next look. Each process of this host
+and user that has a cache says what a server would (`kvferry.cache.status_socket`); `WatchHere` sees
+them as one server, whose counters are sums. One more process, or one less, is a new beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from urllib.parse import urlsplit
 from kvferry.base.errors import UsageError
 from kvferry.base.shown import reason_of
 
-__all__ = ["NoRedirection", "Watch", "counters"]
+__all__ = ["NoRedirection", "Watch", "WatchHere", "counters"]
 
 _TIMEOUT_S = 5.0
 _ANSWER_BYTES_MAX = 64 << 20
@@ -184,3 +186,37 @@ _FAMILIES = {
     "shed": "shed_chunks",
     "missed": "missed_chunks",
 }
+
+
+class WatchHere(Watch):
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        super().__init__("http://localhost")
+
+    @property
+    def title(self) -> str:
+        """See `Watch`."""
+        count = len(self.status.get("sessions", ()))
+        processes = "1 process" if count == 1 else f"{count} processes"
+        return f"kvferry {self.status.get('version', '')} in {processes} of this host and user"
+
+    def _ask(self) -> tuple[dict[str, Any], str | None]:
+        from kvferry.cache.status_socket import looks  # who asks a server needs no cache
+
+        try:
+            said = [one for one in looks() if one.get("identities")]
+        except OSError as error:
+            return {}, str(error)
+        if not said:
+            return {}, "no engine with a cache in its process runs here"
+        pools = [one["pool"] for one in said]
+        return {
+            "version": said[0].get("version", ""),
+            "incarnation": " ".join(sorted(str(one.get("incarnation")) for one in said)),
+            "uptime_s": max(one.get("uptime_s", 0.0) for one in said),
+            "state": "ready",
+            "pool": {name: sum(pool[name] for pool in pools) for name in pools[0]},
+            "identities": [row for one in said for row in one["identities"]],
+            "sessions": [row for one in said for row in one["sessions"]],
+        }, None

@@ -5,7 +5,7 @@
 is a field of a subclass of `Settings`. Type and limits say what a value may be; what it means
 stands under "Attributes:" in the docstring of the class. Every other place derives from this: the
 check of the constructor, the readers of YAML, JSON, URL and environment (`config.source_values`),
-the options of `kvferry server` (`cli.options`), the tables of the guide (`tools/settings.py`).
+the options of `kvferry server` (`cli.serving`), the tables of the guide (`tools/settings.py`).
 """
 
 from __future__ import annotations

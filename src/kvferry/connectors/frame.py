@@ -1,8 +1,8 @@
 """The frame of docs/formats/frame.md around values of any length that somebody else's client moves.
 
     frame = Frame(space)
-    frame.write("key", value, stored)      # value -> header and payload
-    cause = frame.read("key", stored, target)    # "" or why it is not what was stored
+    frame.write(b"key", value, stored)           # value -> header and payload
+    cause = frame.read(b"key", stored, target)   # "" or why it is not what was stored
 
 `stored` has `HEADER_BYTES` more than the value. `write` and `read` cut no value into stripes: the
 store may be anything, and has no pieces of ours; `headers` are those of stripes as well. Bytes are

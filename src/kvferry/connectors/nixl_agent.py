@@ -1,8 +1,8 @@
 """NIXL's agent of this process: memory that others may read, and reads of theirs, over UCX.
 
-    agent = NixlAgent()                       # raises NixlMissing where the wheel is not installed
-    agent.lend(address, size_bytes, owner)    # others may read that
-    peer = agent.meet(metadata)               # of another process's agent
+    agent = NixlAgent()                        # raises NixlMissing where the wheel is not installed
+    agent.lend(address, size_bytes, owner)     # others may read that
+    peer = agent.meet(connection, metadata)    # of another process's agent
     sums = agent.read(peer, [(address, target)], until)
 
 A read goes into memory of the agent, and is copied from there. UCX cannot take a read back: one

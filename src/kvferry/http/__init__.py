@@ -1,6 +1,6 @@
 """HTTP as the cache server and the controller speak it; each brings routes of its own.
 
-Listener      a thread that serves an application          listener.py
+HttpListener  a thread that serves an application          listener.py
 Api           routes                                       routes.py
 Bodies        their limits, and how they are parsed        bodies.py
 Guard         tokens and origins; errors; JSON             answers.py

@@ -1,6 +1,6 @@
 """HTTP in a thread of its own: one event loop, with limits on connections and silence.
 
-    listener = Listener(app, "127.0.0.1", 0)
+    listener = HttpListener(app, "127.0.0.1", 8080, advice="choose another port")
     listener.start()            # or UnavailableError: the port is taken
     listener.url                # "http://127.0.0.1:8080"
     listener.stop()

@@ -4,9 +4,9 @@
     deltas.take()    # {"counters": {"kvferry_tokens_hit": {"l1": 512}}, ...}: what has grown
     add_deltas(sums, deltas.take())
 
-Counters and histograms are differences; gauges are values, each under the name of who said it, so
-that those of several processes stay apart. A series is told once before it grows, so that whoever
-shows it has a beginning. Nothing is told where nothing is new.
+Counters and histograms are differences; gauges are values, each under the name of the process that
+said it, so that gauges of several processes stay apart. A series is told once before it grows, so
+that whoever shows it has a beginning. Nothing is told where nothing is new.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class MetricDeltas:
     """See the module. One thread at a time.
 
     Args:
-        source: Whose.
-        who: Says so of gauges.
+        source: Whose metrics.
+        who: The name of this process, for gauges.
         only: Names of the families that are told; default: all.
     """
 

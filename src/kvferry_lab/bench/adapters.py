@@ -1,8 +1,15 @@
-"""Clients under test, behind one small interface: kvferry's own and redis-py.
+"""Clients under test, behind one small interface: kvferry's own, redis-py, GLIDE and LMCache's.
 
 A client that can fill the caller's buffers does; one that cannot keeps what it made (no copy is
 charged to it), and get_batch() returns where the values are. Every call raises when a key was
 not served; whether the bytes are right is checked by the caller.
+
+Three are as the first notes on this subject had them; how many commands they have in flight is the
+batch's affair: one, or all of them.
+
+    single-pool   redis-py's asyncio client over one pool of connections
+    multi-pool    several of them, each with a pool of its own; keys go to them in turn
+    custom        the pure-Python client, which fills the caller's buffers: a thread a connection
 
 Threads: one caller. A client with several connections runs its own threads.
 """
@@ -13,29 +20,38 @@ import asyncio
 import importlib
 import queue
 import resource
+import select
 import ssl
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from kvferry.base.errors import CorruptError, UsageError
+from kvferry.base.errors import CorruptError, UnavailableError, UsageError
 from kvferry.client.batch import BatchResult
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.data import Value
 
 __all__ = [
+    "POOL_CONNECTIONS",
     "AsyncRedisPy",
     "BenchClient",
     "FerryClient",
+    "GlideClient",
     "InProcess",
+    "LMCacheClient",
     "NotInstalled",
     "NotMeasured",
+    "PooledRedisPy",
     "ThreadedClient",
-    "event_loop",
+    "ZeroCopyClient",
     "load",
     "open_redis_py",
     "redis_arguments",
 ]
+POOL_CONNECTIONS = 100  # of the pools together, as in the notes
+_POOLS = 10
+_TIMEOUT_MS = 60_000
 
 
 class NotMeasured(UsageError):
@@ -269,3 +285,106 @@ def _redis_tls(config: ClientConfig) -> dict[str, Any]:
             ssl.TLSVersion, f"TLSv{config.tls_min_version}".replace(".", "_")
         ),
     }
+
+
+class PooledRedisPy(AsyncRedisPy):
+    """redis-py's asyncio client, all commands of a batch at once, over one pool or several."""
+
+    def __init__(self, name: str, config: ClientConfig, connections: int) -> None:
+        redis = load("redis.asyncio", "redis")
+        pools = 1 if name == "single-pool" else min(_POOLS, connections)
+        sizes = [len(range(pool, connections, pools)) for pool in range(pools)]
+        arguments = redis_arguments(config)
+        del arguments["single_connection_client"]
+        self.name = name
+        self.connections = connections
+        self._runner = event_loop()
+        self._links = [redis.Redis(**arguments, max_connections=size) for size in sizes]
+        # A pool that has lent all of its connections raises; here commands wait for one.
+        self._free = [asyncio.Semaphore(size) for size in sizes]
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        async def one(index: int) -> Any:
+            pool = index % len(self._links)
+            async with self._free[pool]:
+                return await call(self._links[pool], index)
+
+        async def everything() -> list[Any]:
+            return await asyncio.gather(*map(one, range(count)))
+
+        return self._runner.run(everything())
+
+
+class ZeroCopyClient(ThreadedClient):
+    """N pure-Python clients, a thread for each; GET fills the caller's buffer."""
+
+    def __init__(self, config: ClientConfig, connections: int) -> None:
+        super().__init__("custom", lambda: PureRedisClient.from_config(config), connections)
+
+    def _get(self, link: Any, key: str, target: Value) -> Value | None:
+        return target if link.get(key, target) else None
+
+
+class GlideClient(ThreadedClient):
+    """valkey-glide-sync: N clients, one thread each; GET fills the caller's buffer."""
+
+    def __init__(self, config: ClientConfig, connections: int) -> None:
+        glide = load("glide_sync", "valkey-glide-sync")
+        if config.unix_path is not None:
+            raise UsageError("glide speaks TCP only; give --host and --port")
+        credentials = None
+        if config.password is not None:
+            credentials = glide.ServerCredentials(config.password, config.username)
+        settings = glide.GlideClientConfiguration(
+            [glide.NodeAddress(config.host, config.port)],
+            credentials=credentials,
+            database_id=config.db,
+            request_timeout=_TIMEOUT_MS,
+        )
+        super().__init__("glide", lambda: glide.GlideClient.create(settings), connections)
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._each(lambda link, i: int(link.exists([keys[i]])), len(keys)))
+
+    def _get(self, link: Any, key: str, target: Value) -> Value | None:
+        size = link.get(key, memoryview(target))
+        return None if size is None else memoryview(target)[: int(size)]
+
+
+class LMCacheClient(InProcess):
+    """LMCache's native RESP client, as its own connector drives it: submit, wait, drain."""
+
+    name = "lmcache"
+
+    def __init__(self, config: ClientConfig, connections: int) -> None:
+        module = load("lmcache.lmcache_redis", "lmcache")
+        if config.unix_path is not None:
+            raise UsageError("lmcache speaks TCP only; give --host and --port")
+        self.connections = connections
+        self._client = module.LMCacheRedisClient(
+            config.host, config.port, connections, config.username or "", config.password or ""
+        )
+        self._event_fd = self._client.event_fd()
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._wait(self._client.submit_batch_set(list(keys), list(values)))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        found = self._wait(self._client.submit_batch_get(list(keys), list(targets)))
+        return [target if hit else None for target, hit in zip(targets, found, strict=True)]
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._wait(self._client.submit_batch_exists(list(keys))))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _wait(self, wanted: int) -> list[bool]:
+        while True:
+            if not select.select([self._event_fd], [], [], _TIMEOUT_MS / 1e3)[0]:
+                raise UnavailableError("lmcache's client did not complete a batch")
+            for future_id, ok, error, found in self._client.drain_completions():
+                if future_id == wanted:
+                    if not ok:
+                        raise UnavailableError(f"lmcache's client failed: {error}")
+                    return found or []

@@ -10,19 +10,22 @@ from kvferry.base.errors import UsageError
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry.config.url import show_endpoint
 from kvferry_lab.bench.adapters import (
+    POOL_CONNECTIONS,
     AsyncRedisPy,
     BenchClient,
     FerryClient,
+    GlideClient,
+    LMCacheClient,
     NotMeasured,
+    PooledRedisPy,
     ThreadedClient,
+    ZeroCopyClient,
     load,
     open_redis_py,
     redis_arguments,
 )
-from kvferry_lab.bench.adapters_other import GlideClient, LMCacheClient
-from kvferry_lab.bench.adapters_pools import POOL_CONNECTIONS, PooledRedisPy, ZeroCopyClient
 from kvferry_lab.bench.adapters_programs import MemtierClient, RedisBenchmarkClient
-from kvferry_lab.bench.probe import server_of, shards_of
+from kvferry_lab.bench.server_probe import server_of, shards_of
 
 __all__ = ["CLIENT_TYPES", "NOTED_TYPES", "config_url", "open_client"]
 

@@ -23,9 +23,8 @@ from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient, FerryClient
 from kvferry_lab.bench.data import WARM_BYTES, Chunks
 from kvferry_lab.bench.intervals import Interval, ratios
-from kvferry_lab.bench.probe import open_probe, server_of
 from kvferry_lab.bench.programs import FloorProcess
-from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe, open_probe, server_of
 
 __all__ = ["Floor", "Row", "against", "floors", "measure"]
 

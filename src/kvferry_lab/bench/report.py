@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry_lab.bench.clients import NOTED_TYPES
 from kvferry_lab.bench.measure import Row
-from kvferry_lab.machine import machine_facts, machine_line, package_versions
-from kvferry_lab.output import command_line
+from kvferry_lab.output import command_line, machine_facts, machine_line, package_versions
 
 if TYPE_CHECKING:
     from rich.console import Console

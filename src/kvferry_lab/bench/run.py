@@ -13,9 +13,8 @@ from kvferry_lab.bench.clients import NOTED_TYPES, open_client
 from kvferry_lab.bench.concurrent import measure_concurrent
 from kvferry_lab.bench.data import Chunks
 from kvferry_lab.bench.measure import Row, floors, measure
-from kvferry_lab.bench.probe import open_probe
 from kvferry_lab.bench.programs import ProgramError, find_program
-from kvferry_lab.bench.server_probe import ServerProbe, fill
+from kvferry_lab.bench.server_probe import ServerProbe, fill, open_probe
 from kvferry_lab.servers.same_host import Ways, ways_to
 
 __all__ = ["ClientBench"]

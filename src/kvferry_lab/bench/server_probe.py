@@ -1,24 +1,27 @@
-"""ServerProbe: a second, independent connection to the server under test.
+"""Probes: second, independent connections to whatever a client under test is connected to.
 
-It reads the server's CPU time and settings, and fetches stored values for verification without
-the client that is being measured. Blocking; not thread-safe.
+A `ServerProbe` reads the server's CPU time and settings, and fetches stored values for verification
+without the client that is being measured. `open_probe` makes one for the server, for the master
+that Sentinels name, or for all shards of a cluster (`ClusterProbe`). Blocking; not thread-safe.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from contextlib import ExitStack
 from typing import Self
 
 from kvferry.base.errors import ServerError, UnavailableError
 from kvferry.base.shown import reason_of
 from kvferry.client.pure.connection import Disconnected
 from kvferry.client.pure.resp import Reply
+from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_slots
 from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.data import Chunks
 
-__all__ = ["ServerProbe", "fill"]
+__all__ = ["ClusterProbe", "ServerProbe", "fill", "open_probe", "server_of", "shards_of"]
 
 _TIMEOUT_S = 60.0
 _SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
@@ -27,7 +30,7 @@ _SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
 class ServerProbe:
     """One RESP2 connection, with or without TLS; every command waits for its reply.
 
-    For more than one server see bench_probe.
+    For more than one server see `ClusterProbe`.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -146,3 +149,111 @@ def fill(chunks: Chunks, probe: ServerProbe) -> None:
         chunks.next_write(batch)
         for index, source in zip(batch, chunks.sources, strict=False):
             probe.set(chunks.keys[index], source)
+
+
+def open_probe(config: ClientConfig) -> ServerProbe:
+    """A probe of the server, of the master that Sentinels name, or of all shards."""
+    config = server_of(config)
+    return ClusterProbe(config) if config.topology == "cluster" else ServerProbe(config)
+
+
+def server_of(config: ClientConfig) -> ClientConfig:
+    """Of Sentinels the settings for the master of this moment; else what was given.
+
+    Raises:
+        UnavailableError: No Sentinel answers, or none knows that master.
+    """
+    if config.topology != "sentinel":
+        return config
+    why = "none of them knows that master"
+    for host, port in config.seeds:
+        try:
+            with ServerProbe(config.for_sentinel(host, port)) as probe:
+                name = config.sentinel_master or ""
+                reply = probe.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        except UnavailableError as error:
+            why = str(error)
+            continue
+        match reply:
+            case [bytes() as found, bytes() as number]:
+                return config.for_node(found.decode(), int(number))
+    raise UnavailableError(f"cannot find {config.address}: {why}")
+
+
+def shards_of(config: ClientConfig) -> int:
+    """How many servers share the keys."""
+    if config.topology != "cluster":
+        return 1
+    with ClusterProbe(config) as probe:
+        return probe.shards
+
+
+class ClusterProbe(ServerProbe):
+    """One connection to each primary, as the cluster is now; it follows no changes.
+
+    Commands without a key, and `facts`, are the first seed's that answers.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        with ExitStack() as undo:
+            host = self._enter_cluster(config)
+            undo.callback(super().close)
+            self._map: SlotMap = parse_slots(self.command("CLUSTER", "SLOTS"), host)
+            self._links: dict[Address, ServerProbe] = {}
+            undo.callback(self._close_links)
+            for owner in self._map.owners:
+                if owner is None:
+                    raise UnavailableError("the cluster does not serve all slots")
+                if owner not in self._links:
+                    self._links[owner] = ServerProbe(config.for_node(*owner))
+            undo.pop_all()
+
+    @property
+    def shards(self) -> int:
+        """How many primaries serve slots."""
+        return len(self._links)
+
+    def close(self) -> None:
+        self._close_links()
+        super().close()
+
+    def get(self, key: str) -> bytes | None:
+        return self._of(key).get(key)
+
+    def set(self, key: str, value: bytes | memoryview) -> None:
+        self._of(key).set(key, value)
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:  # one command may not name keys of several slots
+            self._of(key).delete([key])
+
+    def cpu_s(self) -> float | None:
+        known = [cpu_s for link in self._links.values() if (cpu_s := link.cpu_s()) is not None]
+        return sum(known) if len(known) == len(self._links) else None
+
+    def facts(self) -> dict[str, str]:
+        return {**super().facts(), "shards": str(self.shards)}
+
+    def shard_of(self, key: str) -> Address:
+        """The primary that has a key."""
+        owner = self._map.owners[key_slot(key.encode())]
+        assert owner is not None  # seen in __init__
+        return owner
+
+    def _of(self, key: str) -> ServerProbe:
+        return self._links[self.shard_of(key)]
+
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+    def _enter_cluster(self, config: ClientConfig) -> str:
+        """Connect to the first seed that answers; its host."""
+        why: UnavailableError | None = None
+        for host, port in config.seeds:
+            try:
+                super().__init__(config.for_node(host, port))
+                return host
+            except UnavailableError as error:
+                why = error
+        raise UnavailableError(f"cannot connect to {config.address}: {why}") from why

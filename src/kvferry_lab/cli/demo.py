@@ -110,7 +110,7 @@ def _print(result: DemoResult) -> None:
 
 
 def _setting_facts(result: DemoResult) -> list[tuple[str, str]]:
-    from kvferry_lab.machine import machine_line
+    from kvferry_lab.output import machine_line
 
     model = result.settings.model
     kv_per_token_kib = model.page_bytes / model.page_tokens / 1024

@@ -89,7 +89,7 @@ def doctor(
     from kvferry.config import load_client_config
     from kvferry.config.file import FILE_VARIABLES, find_config_file
     from kvferry_lab.doctor.examine import worst
-    from kvferry_lab.doctor.finding import Severity
+    from kvferry_lab.doctor.facts import Severity
     from kvferry_lab.doctor.prefill import Engine
     from kvferry_lab.doctor.report import as_json as to_json
     from kvferry_lab.doctor.report import say

@@ -18,8 +18,8 @@ _COMMANDS = {
         "kvferry_lab.cli.lab_long_doc:long_doc_qa",
         "Ask about long documents again and again.",
     ),
-    "p2p": ("kvferry_lab.cli.lab_p2p:p2p", "Measure two instances that read each other's memory."),
-    "tokens": ("kvferry_lab.cli.lab_tokens:tokens", "Measure tokens per second, as llmperf does."),
+    "p2p": ("kvferry_lab.p2p:p2p", "Measure two instances that read each other's memory."),
+    "tokens": ("kvferry_lab.tokens:tokens", "Measure tokens per second, as llmperf does."),
 }
 
 

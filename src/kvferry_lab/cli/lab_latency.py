@@ -141,7 +141,7 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
     folder: Path = o["results_dir"]
     report.write(folder)
     if o["plot"]:
-        from kvferry_lab.latency.plot import write_plot
+        from kvferry_lab.latency.report import write_plot
 
         write_plot(folder / "output.png", report, published(), baseline)
     for rows in series_of([*report.rows, *published()]).values():

@@ -126,10 +126,9 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
     from kvferry.cli.table import console
     from kvferry_lab.bench.plot import check_plot
     from kvferry_lab.long_doc import report
-    from kvferry_lab.long_doc.lost_hits import hit_loss
+    from kvferry_lab.long_doc.report import hit_loss
     from kvferry_lab.long_doc.run import LongDocPlan, run_long_doc
-    from kvferry_lab.openai_client import OpenAIClient
-    from kvferry_lab.prometheus_text import capacity_tokens
+    from kvferry_lab.openai_client import OpenAIClient, capacity_tokens
 
     if o["visualize"]:
         check_plot()
@@ -145,7 +144,7 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
         texts = [f"\nResponse of request {r.prompt_id}: {r.text}\n" for r in run.records]
         o["output"].write_text("".join(texts))
     if o["visualize"]:
-        from kvferry_lab.long_doc.plot import plot_rounds
+        from kvferry_lab.long_doc.report import plot_rounds
 
         plot_rounds(run, o["results_dir"], shlex.join(["kvferry", *sys.argv[1:]]))
     if o["as_json"]:

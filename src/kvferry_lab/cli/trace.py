@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvferry.cli.numbers import Number
-from kvferry_lab.cli.outputs import DRAWING, OutputFile
+from kvferry_lab.output import DRAWING, OutputFile
 
 if TYPE_CHECKING:
-    from kvferry_lab.trace.format import Trace
+    from kvferry_lab.trace.format import Trace, TraceOptions
     from kvferry_lab.trace.replay import Replayer
-    from kvferry_lab.trace.sequenced import TraceOptions
 
 __all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
 
@@ -24,6 +24,7 @@ _ORDERS = {"leaf-first": (True,), "plain": (False,), "both": (True, False)}
 _UNITS = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _CAPACITY_MAX = 1 << 31
+_CHUNK_TOKENS = 256
 
 Progress = Callable[[int], object]
 
@@ -114,9 +115,8 @@ def replay(
     from kvferry.config.setting import policy_name
     from kvferry_lab.bench.plot import check_plot
     from kvferry_lab.trace import report
-    from kvferry_lab.trace.format import load_trace
+    from kvferry_lab.trace.format import TraceOptions, load_trace
     from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
-    from kvferry_lab.trace.sequenced import TraceOptions
 
     if plot_file:
         check_plot()
@@ -170,12 +170,26 @@ def replay(
 
 
 def _documents(preset: str, options: TraceOptions) -> Trace:
-    """What `kvferry lab long-doc-qa` asks for."""
-    from kvferry_lab.long_doc.documents import CHUNK_TOKENS, document_trace
-    from kvferry_lab.long_doc.run import PRESETS, LongDocPlan
+    """What `kvferry lab long-doc-qa` asks for: its rounds, one request after the other.
 
-    plan: dict[str, Any] = dict(PRESETS[preset])
-    return document_trace(preset, LongDocPlan(**plan), options.chunk_tokens or CHUNK_TOKENS)
+    A document shares nothing with another one. Its last token is always computed, so it has the
+    full chunks of the tokens before that one.
+    """
+    from kvferry import _native
+    from kvferry_lab.long_doc.run import PRESETS, LongDocPlan
+    from kvferry_lab.trace.format import Trace
+
+    settings: dict[str, Any] = dict(PRESETS[preset])
+    plan = LongDocPlan(**settings)
+    chunk_tokens = options.chunk_tokens or _CHUNK_TOKENS
+    each = (plan.document_length - 1) // chunk_tokens
+    orders = [list(range(plan.num_documents)), *plan.query_rounds]
+    asked = [document for order in orders for document in order]
+    hashes = [
+        _native.hash_chunks(array("I", range(one * each, (one + 1) * each)), 1, b"")
+        for one in range(plan.num_documents)
+    ]
+    return Trace.of(preset, "documents", chunk_tokens, (hashes[one] for one in asked))
 
 
 def words_of(text: str) -> list[str]:

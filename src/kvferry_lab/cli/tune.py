@@ -14,8 +14,7 @@ from kvferry.cli.numbers import Number
 
 if TYPE_CHECKING:
     from kvferry.config import ClientConfig
-    from kvferry_lab.tune.points import Grid
-    from kvferry_lab.tune.result import TuneResult
+    from kvferry_lab.tune.points import Grid, TuneResult
 
 __all__ = ["tune"]
 
@@ -156,7 +155,7 @@ def _grid(options: dict[str, Any]) -> Grid:
 
 def _print(result: TuneResult, written: Path | None) -> None:
     from kvferry.cli.table import console, facts, number
-    from kvferry_lab.machine import machine_facts, machine_line
+    from kvferry_lab.output import machine_facts, machine_line
 
     out, sample, weight = console(), result.sample, result.get_weight
     rows: list[tuple[str, str]] = [

@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,13 +21,15 @@ from kvferry.base.errors import KVFerryError, UsageError
 from kvferry.cache import TieredCache
 from kvferry.cache.store.store_tiers import space_of
 from kvferry.config import ClientConfig
+from kvferry.embedded.store import embedded_store
 from kvferry.testing.transformer import Transformer, TransformerConfig
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.demo.clients import ClientSpeed, compare_clients
 from kvferry_lab.demo.demo_prompt import DemoPrompt, load_prompt
 from kvferry_lab.demo.demo_reader import ReaderReport
-from kvferry_lab.demo.demo_store import open_store
 from kvferry_lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
-from kvferry_lab.machine import machine_facts
+from kvferry_lab.output import machine_facts
+from kvferry_lab.servers.same_host import tcp_config
 
 __all__ = ["SMALL", "DemoResult", "DemoSettings", "run_demo"]
 
@@ -228,3 +231,29 @@ def _leave_nothing(cache: TieredCache) -> None:
         for batch in connector.scan():
             connector.batch_delete([key for key, _ in batch])
         connector.undescribe()
+
+
+@contextmanager
+def open_store(store: str) -> Iterator[tuple[str, str, ClientConfig]]:
+    """A server's URL, what to call that server without giving a password away, and its address for
+    who goes over TCP where it has one.
+
+    Raises:
+        ConfigError: `store` is neither "embedded" nor a URL that a client can use.
+        StoreError: The embedded store did not start.
+        UnavailableError: Nobody answers at the URL.
+    """
+    if store != "embedded":
+        config = ClientConfig.from_url(store)
+        yield store, f"{_version(config)} at {config.address}", config
+        return
+    with embedded_store() as embedded:
+        config = tcp_config(embedded)
+        yield embedded.url, f"{_version(config)}, embedded, over its Unix socket", config
+
+
+def _version(config: ClientConfig) -> str:
+    with ServerProbe(config) as probe:
+        info = probe.info("server")
+    kind = "valkey" if "valkey_version" in info else "redis"
+    return f"{kind.title()} {info.get(f'{kind}_version', 'of unknown version')}"

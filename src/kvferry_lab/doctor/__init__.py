@@ -4,8 +4,8 @@
     examine   facts -> findings                                           pure: no I/O, no clock
     report    findings -> a page for people, or one JSON object
 
-facts.py and finding.py are the nouns. server, cluster, host, traffic and bare_tcp gather;
-rules_*.py examine, one small function for each check, which is called by its `id` in every report.
+facts.py has the nouns, facts and findings. server, host, traffic and bare_tcp gather; rules_*.py
+examine, one small function for each check, which is called by its `id` in every report.
 model.py reads what a model's config.json says about its KV, and prefill.py whether a store can beat
 computing it.
 

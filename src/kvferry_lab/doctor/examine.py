@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from kvferry_lab.doctor import rules_clients, rules_disk, rules_engine, rules_memory, rules_trust
-from kvferry_lab.doctor.facts import ClientNeed, Facts, ServerFacts
-from kvferry_lab.doctor.finding import Finding, Severity, Unread, info
+from kvferry_lab.doctor import rules_clients, rules_server
+from kvferry_lab.doctor.facts import ClientNeed, Facts, Finding, ServerFacts, Severity, Unread, info
 from kvferry_lab.doctor.rules_cluster import examine_cluster
-from kvferry_lab.doctor.rules_host import examine_host
-from kvferry_lab.doctor.rules_same_host import examine_same_host
+from kvferry_lab.doctor.rules_host import examine_host, examine_same_host
 from kvferry_lab.doctor.rules_traffic import examine_traffic
 
 __all__ = ["examine", "worst"]
 
 _Rule = Callable[[ServerFacts, ClientNeed], Finding | None]
 _RULES: tuple[_Rule, ...] = (
-    *rules_engine.RULES,
-    *rules_memory.RULES,
-    *rules_disk.RULES,
+    *rules_server.RULES,
     *rules_clients.RULES,
-    *rules_trust.RULES,
 )
 # Of `kvferry node`, for the settings of other servers.
 _NODE_OPTIONS = {

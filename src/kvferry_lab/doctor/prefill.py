@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvferry.base.errors import UsageError
-from kvferry_lab.doctor.facts import TrafficFacts
-from kvferry_lab.doctor.finding import Finding, info, ok, size_text, warn
+from kvferry_lab.doctor.facts import Finding, TrafficFacts, info, ok, size_text, warn
 from kvferry_lab.doctor.model import ModelShape, chunk_tokens
 
 __all__ = ["GPUS", "UTILISATION", "Engine", "examine_model"]

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from kvferry.cli.table import facts as fact_sheet
 from kvferry_lab.doctor.examine import worst
-from kvferry_lab.doctor.facts import BareFacts, Facts
-from kvferry_lab.doctor.finding import Finding, Severity
-from kvferry_lab.machine import machine_facts, machine_line, package_versions
+from kvferry_lab.doctor.facts import BareFacts, Facts, Finding, Severity
+from kvferry_lab.output import machine_facts, machine_line, package_versions
 
 __all__ = ["as_json", "say"]
 

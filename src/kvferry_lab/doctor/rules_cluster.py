@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvferry_lab.doctor.facts import ClusterFacts, Facts
-from kvferry_lab.doctor.finding import Finding, fault, info, ok, warn
+from kvferry_lab.doctor.facts import ClusterFacts, Facts, Finding, fault, info, ok, warn
 
 __all__ = ["examine_cluster"]
 

@@ -6,8 +6,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from kvferry_lab.doctor.facts import BareFacts, Facts, HostFacts, TrafficFacts
-from kvferry_lab.doctor.finding import Finding, info, ok, size_text, warn
+from kvferry_lab.doctor.facts import (
+    BareFacts,
+    Facts,
+    Finding,
+    HostFacts,
+    TrafficFacts,
+    info,
+    ok,
+    size_text,
+    warn,
+)
 
 __all__ = ["best_chunk_bytes", "connections_for", "examine_traffic", "knee"]
 

@@ -9,24 +9,28 @@ from pathlib import Path
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry_lab.doctor.bare_tcp import measure_bare
-from kvferry_lab.doctor.cluster import read_cluster
-from kvferry_lab.doctor.command_connection import CommandConnection
 from kvferry_lab.doctor.examine import examine
 from kvferry_lab.doctor.facts import (
     ClientNeed,
     ClusterFacts,
     Facts,
+    Finding,
     SameHostFacts,
     ServerFacts,
     TrafficFacts,
 )
-from kvferry_lab.doctor.finding import Finding
 from kvferry_lab.doctor.host import read_host
 from kvferry_lab.doctor.model import ModelShape
 from kvferry_lab.doctor.prefill import Engine, examine_model
-from kvferry_lab.doctor.same_host import find_ways, measure_ways
-from kvferry_lab.doctor.server import read_server
-from kvferry_lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
+from kvferry_lab.doctor.server import CommandConnection, read_cluster, read_server
+from kvferry_lab.doctor.traffic import (
+    Limits,
+    find_ways,
+    measure_rate,
+    measure_rtt,
+    measure_ways,
+    room_bytes,
+)
 from kvferry_lab.servers.same_host import Ways
 
 __all__ = ["DoctorPlan", "run_doctor"]

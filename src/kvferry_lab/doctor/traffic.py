@@ -3,6 +3,10 @@
 Writes only keys under ``kvferry:doctor:``, with a time to live, and deletes them in the end. What
 it may store, move and take is bounded; a server without room is left alone. Values are random, and
 every byte is compared: a rate of wrong bytes is none.
+
+To a server on this host both ways, TCP and its Unix socket, are measured one after the other, with
+the same values. A server without a socket cannot show it, so a small one is started for that, which
+has one.
 """
 
 from __future__ import annotations
@@ -12,19 +16,31 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry.base.host import available_memory_bytes
 from kvferry.client.batch import BatchResult
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry_lab.doctor.command_connection import CommandConnection
-from kvferry_lab.doctor.facts import ClientNeed, ServerFacts, TrafficFacts
-from kvferry_lab.doctor.pure_clients import PureClients
+from kvferry.config.url import is_loopback
+from kvferry.embedded.store import embedded_store
+from kvferry_lab.doctor.facts import ClientNeed, SameHostFacts, ServerFacts, TrafficFacts
 from kvferry_lab.doctor.rules_traffic import knee
+from kvferry_lab.doctor.server import CommandConnection
+from kvferry_lab.servers.same_host import Ways, tcp_config, ways_to
 
-__all__ = ["Limits", "measure_rate", "measure_rtt", "room_bytes"]
+__all__ = [
+    "Limits",
+    "PureClients",
+    "find_ways",
+    "measure_rate",
+    "measure_rtt",
+    "measure_ways",
+    "room_bytes",
+]
 
 _MIB = 1 << 20
 _PREFIX = "kvferry:doctor:"
@@ -32,6 +48,7 @@ _TTL_S = 120.0
 _STRIDE = 64  # values are windows into the same random bytes, this far apart
 _PINGS = 31
 _FLAT = 1.03  # two points in a row that add less than this end the sweep
+_CONNECTIONS = 2  # one hides the other's gaps; more do not add on one host
 
 
 @dataclass(frozen=True)
@@ -198,3 +215,71 @@ def _check(result: BatchResult) -> None:
     result.raise_for_errors()
     if not result.ok:
         raise CorruptError(f"what was stored is not there: {result!r}")
+
+
+class PureClients:
+    """One connection and one thread for each; a batch is dealt out among them."""
+
+    def __init__(self, config: ClientConfig, count: int) -> None:
+        self._clients = [PureRedisClient.from_config(config) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count)
+
+    def batch_set(self, keys: Any, buffers: Any, *, ttl_s: float) -> BatchResult:
+        return self._each(
+            lambda c, i, n: c.batch_set(keys[i::n], buffers[i::n], ttl_s=ttl_s), len(keys)
+        )
+
+    def batch_get(self, keys: Any, buffers: Any) -> BatchResult:
+        return self._each(lambda c, i, n: c.batch_get(keys[i::n], buffers[i::n]), len(keys))
+
+    def batch_delete(self, keys: Any) -> BatchResult:
+        return self._clients[0].batch_delete(keys)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._pool.shutdown()
+
+    def _each(
+        self, call: Callable[[PureRedisClient, int, int], BatchResult], keys: int
+    ) -> BatchResult:
+        count = min(len(self._clients), keys)
+        parts = list(self._pool.map(call, self._clients[:count], range(count), [count] * count))
+        error = next((part.error for part in parts if part.error), None)
+        statuses = b"".join(part.statuses for part in parts)
+        return BatchResult(statuses, [0] * len(statuses), 0.0, error)
+
+
+def find_ways(config: ClientConfig, is_alone: bool) -> Ways | None:
+    """The ways to a server of this host; ``None`` where there is nothing to choose."""
+    near = config.unix_path is not None or is_loopback(config.host)
+    if not is_alone or not near or config.tls or config.same_host == "tcp":
+        return None
+    return ways_to(config)
+
+
+def measure_ways(
+    ways: Ways, need: ClientNeed, limits: Limits, say: Callable[[str], None]
+) -> SameHostFacts:
+    """GET over each way, or over those of a server that is started for it.
+
+    Raises:
+        KVFerryError: There was no figure.
+    """
+    points = replace(limits, connections=(_CONNECTIONS,), sizes_bytes=())
+
+    def rate(config: ClientConfig) -> float:
+        found = measure_rate(config, need, points, say)
+        if found.best_bytes_s is None:
+            raise KVFerryError(found.skipped)
+        return found.best_bytes_s
+
+    facts = SameHostFacts(unix_path=None if ways.unix is None else ways.unix.unix_path)
+    if ways.unix is not None:
+        return replace(facts, tcp_bytes_s=rate(ways.tcp), unix_bytes_s=rate(ways.unix))
+    room_mb = 256 + 2 * limits.stored_bytes // _MIB
+    with embedded_store(maxmemory_mb=room_mb) as store:
+        there = tcp_config(store).replace(same_host="tcp")
+        facts = replace(facts, why=ways.why, is_other_server=True)
+        over_unix = there.replace(unix_path=store.unix_path)
+        return replace(facts, tcp_bytes_s=rate(there), unix_bytes_s=rate(over_unix))

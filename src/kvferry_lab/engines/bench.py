@@ -1,6 +1,8 @@
 """What a cache is worth to a real vLLM: the time to the first token, cold and from the store.
 
-    plan = EnginePlan(python=Path("build/engines/vllm-0.32.0/bin/python"), model=Path(...))
+    plan = EnginePlan(
+        python=python, model=model, environment={}, store=store, integrations=["none", "mp"]
+    )
     rows = run(plan, say=print)
 
 For each round and each integration in turn: an empty store, a new engine, the prompts of this round

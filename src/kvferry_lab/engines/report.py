@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import number, table
 from kvferry_lab.engines.bench import EnginePlan, EngineRow
-from kvferry_lab.machine import machine_facts, machine_line
-from kvferry_lab.output import command_line
+from kvferry_lab.output import command_line, machine_facts, machine_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from typing import Any
 from kvferry.base.errors import UsageError
 from kvferry_lab.latency.experiment import CellRun
 from kvferry_lab.openai_client import Answer
-from kvferry_lab.tokens.report import quantile
+from kvferry_lab.tokens import quantile
 
 __all__ = ["LatencyRow", "Slope", "published", "read_rows", "row_of", "series_of", "slopes"]
 

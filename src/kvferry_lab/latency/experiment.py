@@ -1,4 +1,4 @@
-"""The cells of the experiment, and what is asked in each.
+"""The cells of the experiment, what is asked in each, and how often a request waits for its store.
 
 A cell is a distance, a client of the store, a workload, a length of prompts and a number of
 requests at a time. For each client and length a server is started anew and asked for its hits
@@ -6,6 +6,15 @@ once, without a distance; they are the same in all cells, and there is no memory
 store that could have them. Before a cell its writes of before have to be over; its first request is
 not counted, because that one finds estimates of another distance. Behind a TUN link connections are
 new at each distance; hits that are not counted have TCP leave its slow start on them.
+
+Waits are counted on the wire, in the link's log of when each command left the client. The first
+command that reads or asks, after a request was sent and before its first token, begins a wait. Its
+answer cannot be there before a round trip has passed; the next such command after that may depend
+on it, and begins another wait. What is sent meanwhile waits for nothing, and what the first token
+did not wait for is no wait. Left out are: writes; the connection of a presence view and what looks
+for clears, which nobody waits for; and a key that the request has asked for by the same command
+before, because a cache looks again what is there before it writes. Requests that overlap cannot be
+told apart.
 """
 
 from __future__ import annotations
@@ -14,23 +23,32 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, product
 from operator import sub
 from pathlib import Path
+from typing import NamedTuple
 
 from kvferry.base.errors import UnavailableError
 from kvferry_lab.latency.distance import FarStore
-from kvferry_lab.latency.store_waits import read_commands, sequential_waits
-from kvferry_lab.openai_client import Answer, OpenAIClient
-from kvferry_lab.prometheus_text import retrieves
-from kvferry_lab.serve.child import served
-from kvferry_lab.tokens.run import random_text
+from kvferry_lab.openai_client import Answer, OpenAIClient, retrieves
+from kvferry_lab.servers.lab_server import served
+from kvferry_lab.tokens import random_text
 
-__all__ = ["CLIENTS", "WORKLOADS", "CellRun", "LatencyCell", "LatencyPlan", "run_cells"]
+__all__ = [
+    "CLIENTS",
+    "WORKLOADS",
+    "CellRun",
+    "LatencyCell",
+    "LatencyPlan",
+    "SentCommand",
+    "read_commands",
+    "run_cells",
+    "sequential_waits",
+]
 
 # Name: the presence view, and how serve-demo asks its store.
 CLIENTS = {
@@ -48,6 +66,7 @@ _AGAIN_S = 0.5
 _PROBE_LETTERS = 400
 # Nine prompts of 40,960 tokens take three minutes to be written at 1,000 ms.
 _QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.1, 900.0
+_READS = frozenset(("EXISTS", "TOUCH", "GET", "MGET", "GETRANGE", "STRLEN", "HGET", "HMGET"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,3 +299,42 @@ class _Asker:
                 raise UnavailableError(f"writes go on for more than {_QUIET_LIMIT_S:g} s")
             before = now
             time.sleep(max(_QUIET_S, 2 * self._rtt_ms / 1e3))
+
+
+class SentCommand(NamedTuple):
+    """A command that left the client; the moment is of `time.monotonic`."""
+
+    at_s: float
+    name: str
+    key: str
+
+
+def read_commands(log: Path) -> list[SentCommand]:
+    """Those of a link's log that a request may wait for, in the order of time."""
+    text = log.read_text(errors="replace")  # the last line may be on its way
+    lines = [line.split(" ") for line in text.split("\n")[:-1]]
+    views = {words[1] for words in lines if words[2:4] == ["CLIENT", "TRACKING"]}
+    return sorted(_read(lines, views))
+
+
+def _read(lines: Iterable[Sequence[str]], views: set[str]) -> Iterator[SentCommand]:
+    for at_ns, connection, name, key in lines:
+        if name.upper() in _READS and connection not in views and not key.endswith(":generation"):
+            yield SentCommand(int(at_ns) / 1e9, name.upper(), key)
+
+
+def sequential_waits(
+    commands: Iterable[SentCommand], sent_s: float, first_token_s: float, rtt_s: float
+) -> int | None:
+    """Of one request, among commands in the order of time; None without a distance."""
+    if rtt_s <= 0:
+        return None
+    seen: set[tuple[str, str]] = set()
+    waits, answered_s = 0, sent_s
+    for command in commands:
+        if not sent_s <= command.at_s <= first_token_s or command[1:] in seen:
+            continue
+        seen.add((command.name, command.key))
+        if command.at_s >= answered_s and command.at_s + rtt_s <= first_token_s:
+            waits, answered_s = waits + 1, command.at_s + rtt_s
+    return waits

@@ -1,11 +1,19 @@
-"""The files of a run: JSON, CSV, and a Markdown page with the tables, the set-up and the plot."""
+"""The files of a run: JSON, CSV, a plot, and a Markdown page with tables, set-up and plot.
+
+The plot has six panels over the round trip, read without colours too; the command stands below.
+Five are those that were published, of the shortest prompts, misses, one at a time, beside the
+published rows and those of another run. The sixth has hits of the longest prompts.
+"""
 
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +23,7 @@ from kvferry_lab.latency.cell_figures import LatencyRow, Slope, series_of, slope
 from kvferry_lab.latency.distance import FarStore
 from kvferry_lab.latency.experiment import LatencyPlan
 
-__all__ = [
-    "COLUMNS",
-    "LatencyReport",
-    "extra_lines",
-    "markdown",
-    "named",
-    "slope_lines",
-    "table_lines",
-]
+__all__ = ["LatencyReport", "markdown", "named", "slope_lines", "table_lines", "write_plot"]
 
 # Heading, field, decimals: the published order.
 COLUMNS = (
@@ -48,6 +48,18 @@ _EXTRA = (
     ("Requests", "requests", 0),
     ("Failed", "failed", 0),
 )
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKS = ("o", "s", "^", "D", "v", "x")
+_GREYS = ("black", "0.35", "0.55")
+_LINEAR_MS = 50
+# Title, unit, field of rows, scale.
+_PANELS = (
+    ("time to first token, p50", "ms", "ttft_p50_s", 1e3),
+    ("end to end, p50", "s", "e2e_p50_s", 1.0),
+    ("inter-token mean, hollow: after the first", "ms", "inter_token_s", 1e3),
+    ("tokens/s of a request, mean", "tokens/s", "tokens_s_mean", 1.0),
+    ("completed requests", "1/min", "completed_per_min", 1.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +68,7 @@ class LatencyReport:
 
     Attributes:
         command: The command line.
-        machine: For people; see `kvferry_lab.machine`.
+        machine: For people; see `kvferry_lab.output`.
         link: What the distance is made of, for people.
         store: The store behind it, likewise.
         stopped: Why it ended before its last cell; empty: it did not.
@@ -190,3 +202,119 @@ def _diagram(report: LatencyReport) -> Iterator[str]:
     yield f'  server <-->|"TCP"| link["link: {report.link}<br/>RTT {far} ms, half each way"]'
     yield f'  link <-->|"TCP"| store["{report.store}"]'
     yield "```"
+
+
+Line = tuple[str, list[LatencyRow]]
+Styles = dict[str, dict[str, Any]]
+
+
+def write_plot(
+    file: Path,
+    report: LatencyReport,
+    published: Sequence[LatencyRow],
+    baseline: Sequence[LatencyRow],
+) -> None:
+    """Draw a run, the published rows, and those of another run."""
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, panels = pyplot.subplots(2, 3, figsize=(15, 8.4), layout="constrained")
+    misses = _lines(report.rows, "", "miss", min) + _lines(published, "", "miss", min)
+    misses += _lines(baseline, "baseline ", "miss", min)
+    hits = _lines(report.rows, "", "hit", max) + _lines(baseline, "baseline ", "hit", max)
+    names = dict.fromkeys(name for name, _ in misses + hits)
+    styles = dict(zip(names, _styles(), strict=False))
+    axes = list(panels.flat)
+    for one, (title, unit, field, scale) in zip(axes, _PANELS, strict=False):
+        _draw(one, misses, styles, field, scale)
+        one.set_title(title, fontsize="medium")
+        one.set_ylabel(unit)
+    _draw_hits(axes[5], hits, styles)
+    for one in axes:
+        _distances(one, [row for _, line in misses + hits for row in line])
+    for one, lines in ((axes[0], misses), (axes[5], hits)):
+        if lines:
+            one.legend(fontsize="small", title=_about(lines), title_fontsize="small")
+    figure.supxlabel("\n".join(textwrap.wrap(report.command, 190)), fontsize="small")
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _lines(rows: Sequence[LatencyRow], prefix: str, workload: str, choose: Any) -> list[Line]:
+    """The series of a workload with the least concurrency and the shortest or longest prompts."""
+    rows = [row for row in rows if row.workload == workload]
+    if not rows:
+        return []
+    tokens, many = choose(row.prompt_tokens for row in rows), min(row.concurrency for row in rows)
+    kept = [row for row in rows if (row.prompt_tokens, row.concurrency) == (tokens, many)]
+    found = series_of(kept)
+    order = dict.fromkeys(row.series for row in kept)
+    return [(prefix + series[0], found[series]) for series in order]
+
+
+def _about(lines: Sequence[Line]) -> str:
+    """What all lines of a panel are."""
+    first = lines[0][1][0]
+    kind = {"hit": "hits", "miss": "misses"}[first.workload]
+    return f"{kind} of {first.prompt_tokens:,} tokens, {first.concurrency} at a time"
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    for mark, dash, grey in zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS), strict=False):
+        yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 5}
+
+
+def _draw(axes: Any, lines: Sequence[Line], styles: Styles, field: str, scale: float) -> None:
+    for label, rows in lines:
+        style = styles[label]
+        _line(axes, rows, field, scale, label=label, **style)
+        if field == "inter_token_s":
+            hollow = {**style, "markerfacecolor": "white", "linewidth": 0.8}
+            _line(axes, rows, "inter_token_after_first_s", scale, **hollow)
+    if field.endswith("_s"):
+        _logarithmic(axes)
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _draw_hits(axes: Any, lines: Sequence[Line], styles: Styles) -> None:
+    """The median, from the least to the 99th percentile."""
+    for label, rows in lines:
+        there = [row for row in rows if row.ttft_p50_s is not None]
+        middle = [1e3 * (row.ttft_p50_s or 0) for row in there]
+        below = [mid - 1e3 * (row.ttft_min_s or 0) for mid, row in zip(middle, there, strict=True)]
+        above = [1e3 * (row.ttft_p99_s or 0) - mid for mid, row in zip(middle, there, strict=True)]
+        places = [row.rtt_ms for row in there]
+        spread = [[max(0.0, each) for each in side] for side in (below, above)]
+        axes.errorbar(places, middle, spread, label=label, capsize=3, **styles[label])
+    axes.set_title("hits: time to first token, least, p50 and p99", fontsize="medium")
+    axes.set_ylabel("ms")
+    if lines:
+        _logarithmic(axes)
+    else:
+        axes.text(0.5, 0.5, "none were asked for", transform=axes.transAxes, ha="center")
+
+
+def _line(axes: Any, rows: Sequence[LatencyRow], field: str, scale: float, **style: Any) -> None:
+    there = [row for row in rows if getattr(row, field) is not None]
+    values = [getattr(row, field) * scale for row in there]
+    axes.plot([row.rtt_ms for row in there], values, **style)
+
+
+def _logarithmic(axes: Any) -> None:
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _distances(axes: Any, rows: Sequence[LatencyRow]) -> None:
+    """The axis below: even up to 50 ms, in decades behind."""
+    axes.set_xscale("symlog", linthresh=_LINEAR_MS, linscale=2)
+    ticks = sorted({row.rtt_ms for row in rows})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(-3, 1.2 * max([_LINEAR_MS, *ticks]))
+    axes.set_xlabel("round trip, ms")
+    axes.grid(alpha=0.3)

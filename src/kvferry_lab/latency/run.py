@@ -15,7 +15,7 @@ from kvferry_lab.latency.cell_figures import LatencyRow, row_of
 from kvferry_lab.latency.distance import FarStore, far_store, proxied
 from kvferry_lab.latency.experiment import LatencyPlan, run_cells
 from kvferry_lab.latency.report import LatencyReport
-from kvferry_lab.machine import machine_facts, machine_line
+from kvferry_lab.output import machine_facts, machine_line
 
 __all__ = ["remove_left", "run_latency"]
 

@@ -1,35 +1,131 @@
-"""What a run over long documents says: to people, as JSON, as a file for each round."""
+"""What a run over long documents says: where its hits were lost; to people, as JSON, CSV and PNG.
+
+Of N rounds the first one cannot hit, so (N-1)/N of the tokens could. What is missing from that was
+lost for one of three reasons:
+
+- partial chunks: a cache keeps whole chunks, and one token at least is always computed;
+- capacity: what no cache of that size could have kept, knowing the whole run before it begins;
+- eviction order: the rest, which another policy could have kept, or which was not stored.
+
+What could have been kept is found by evicting the document that is asked for last, its end first
+(Belady, for prefixes), after each request. What is in flight does not count.
+"""
 
 from __future__ import annotations
 
 import csv
+import importlib
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from kvferry.cli.table import number, table
 from kvferry.http.csv_tables import cell
-from kvferry_lab.long_doc.lost_hits import HitLoss
-from kvferry_lab.long_doc.run import LongDocRun, Record
+from kvferry_lab.long_doc.run import LongDocRun, Record, mean_ttft
 
 __all__ = [
     "as_json",
+    "best_hits",
+    "hit_loss",
     "loss_lines",
-    "mean_ttft",
     "missed_expectations",
+    "plot_rounds",
     "result_lines",
     "round_table",
     "write_csv",
 ]
-
 _COLUMNS = [*(each.name for each in fields(Record) if each.name != "text"), "ttft_time"]
+# Told apart by their form, so that no colour is needed.
+_POINTS = (("o", "none", "request start"), ("^", "0.6", "first token"), ("s", "0.0", "request end"))
 
 
-def mean_ttft(records: Sequence[Record]) -> float:
-    """Of the requests that were answered; 0 without any."""
-    times = [record.ttft for record in records if record.successful]
-    return sum(times) / len(times) if times else 0.0
+@dataclass(frozen=True, kw_only=True)
+class HitLoss:
+    """Tokens of the prompts of a run, by what became of them.
+
+    Attributes:
+        asked: All of them.
+        new: Those of documents that nobody had asked for, and that were not cached all the same.
+        partial: Behind the last full chunk of the others.
+        capacity: See the module; None: the capacity is not known, and `order` has both.
+        order: See the module.
+        hit: Those that were cached.
+    """
+
+    asked: int
+    new: int
+    partial: int
+    capacity: int | None
+    order: int
+    hit: int
+
+    @property
+    def rate(self) -> float:
+        """Hits of all tokens."""
+        return self.hit / self.asked if self.asked else 0.0
+
+    @property
+    def possible(self) -> float:
+        """What could be hit without limits, with chunks of one token."""
+        return 1 - self.new / self.asked if self.asked else 0.0
+
+
+def hit_loss(
+    records: Sequence[Record], chunk_tokens: int, capacity_tokens: int | None
+) -> HitLoss | None:
+    """Of the requests in their order; None where the server does not say what it had cached."""
+    fine = [r for r in records if r.successful and r.prompt_tokens is not None]
+    if not fine or any(record.cached_tokens is None for record in fine):
+        return None
+    seen: set[int] = set()
+    asked = new = partial = hit = again = usable = 0
+    chunks = []
+    for record in fine:
+        tokens, cached = record.prompt_tokens or 0, record.cached_tokens or 0
+        full = max(0, tokens - 1) // chunk_tokens
+        asked, hit = asked + tokens, hit + cached
+        if record.document in seen:
+            most = max(full * chunk_tokens, cached)  # the server may have smaller chunks
+            partial, usable, again = partial + tokens - most, usable + most, again + cached
+        else:
+            new += tokens - cached
+        seen.add(record.document)
+        chunks.append((record.document, full))
+    kept, capacity = usable, None
+    if capacity_tokens is not None:
+        best = best_hits(chunks, capacity_tokens // chunk_tokens) * chunk_tokens
+        kept = min(usable, max(best, again))
+        capacity = usable - kept
+    return HitLoss(
+        asked=asked, new=new, partial=partial, capacity=capacity, order=kept - again, hit=hit
+    )
+
+
+def best_hits(asked: Sequence[tuple[int, int]], capacity: int) -> int:
+    """The most chunks that a cache of `capacity` chunks can hit.
+
+    Args:
+        asked: Documents and how many chunks each has, in the order in which they are asked for.
+        capacity: In chunks.
+    """
+    following = [math.inf] * len(asked)
+    last: dict[int, int] = {}
+    for at in reversed(range(len(asked))):
+        following[at] = last.get(asked[at][0], math.inf)
+        last[asked[at][0]] = at
+    held: dict[int, int] = {}
+    again: dict[int, float] = {}
+    hits = 0
+    for at, (document, size) in enumerate(asked):
+        hits += min(held.get(document, 0), size)
+        held[document], again[document] = size, following[at]
+        over = sum(held.values()) - capacity
+        for one in sorted(held, key=lambda one: again[one], reverse=True):
+            cut = min(held[one], max(0, over))
+            held[one], over = held[one] - cut, over - cut
+    return hits
 
 
 def result_lines(run: LongDocRun) -> list[str]:
@@ -154,3 +250,30 @@ def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
     if run.plan.rounds and run.plan.rounds > 1:
         made["round_of_recompute"], made["all_of_recompute"] = times_of_recompute(run)
     return made
+
+
+def plot_rounds(run: LongDocRun, folder: Path, caption: str) -> None:
+    """Draw warmup_round.png and query_round.png; the caption is the command."""
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, records in (("warmup", run.warmup), ("query", run.query)):
+        figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
+        fine = [record for record in records if record.successful]
+        ids = [record.prompt_id for record in fine]
+        times = (
+            [record.request_start for record in fine],
+            [record.request_start + record.ttft for record in fine],
+            [record.request_end for record in fine],
+        )
+        for values, (marker, face, label) in zip(times, _POINTS, strict=True):
+            axes.scatter(ids, values, marker=marker, c=face, edgecolors="black", label=label)
+        axes.set_xlabel("prompt")
+        axes.set_ylabel("time since the beginning, s")
+        axes.set_title(f"{name.capitalize()} round")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        figure.text(0.01, -0.03, caption, fontsize="x-small", family="monospace")
+        figure.savefig(folder / f"{name}_round.png", dpi=150, bbox_inches="tight")
+        pyplot.close(figure)

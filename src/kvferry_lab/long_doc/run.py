@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry_lab.openai_client import Answer, OpenAIClient
 
-__all__ = ["PRESETS", "LongDocPlan", "LongDocRun", "Record", "run_long_doc"]
+__all__ = ["PRESETS", "LongDocPlan", "LongDocRun", "Record", "mean_ttft", "run_long_doc"]
 
 _PROBE_WORDS = (20, 120)
 _WORDS = ("hi",)
@@ -136,6 +136,12 @@ class LongDocRun:
     def query_s(self) -> float:
         """How long the query round took."""
         return sum(self.round_s[1:])
+
+
+def mean_ttft(records: Sequence[Record]) -> float:
+    """Of the requests that were answered; 0 without any."""
+    times = [record.ttft for record in records if record.successful]
+    return sum(times) / len(times) if times else 0.0
 
 
 def run_long_doc(

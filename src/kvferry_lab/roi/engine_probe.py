@@ -21,8 +21,7 @@ from pathlib import Path
 
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry_lab.openai_client import OpenAIClient, public
-from kvferry_lab.roi.arithmetic import Prefill
-from kvferry_lab.roi.fit import fit_prefill
+from kvferry_lab.roi.arithmetic import Prefill, fit_prefill
 
 __all__ = ["PrefillProbe", "PrefillSample", "write_calibration"]
 

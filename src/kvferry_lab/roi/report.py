@@ -1,27 +1,62 @@
-"""Answers for people: facts, tables and a verdict, with units; and the same as JSON."""
+"""Answers as people get them: tables and a verdict, JSON, a plot, and an HTML page with sliders.
+
+Tables are of one case, or of the policies and sizes of a trace. Plots are PNG or SVG: times to the
+first token, the bandwidth that breaks even, and policies; they are read without colours too, for
+each line has its own dashes and marks, and the command stands below. The page needs no network and
+no other file.
+"""
 
 from __future__ import annotations
 
+import html
+import importlib
 import json
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import facts, table
 from kvferry_lab.output import command_line
 from kvferry_lab.roi.answer import RULE_BYTES_S, Length, RoiAnswer, RoiQuestion, finite
-from kvferry_lab.roi.money import BILLED, Prices
+from kvferry_lab.roi.money import BILLED, DAY_S, Prices
 from kvferry_lab.roi.traced import Outcome
 from kvferry_lab.roi.validate import Check
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_json", "say", "say_case", "say_checks"]
+__all__ = [
+    "as_json",
+    "question_data",
+    "say",
+    "say_checks",
+    "say_outcomes",
+    "write_page",
+    "write_plot",
+]
 
 _GIB = 1 << 30
 _CURVE = ("tokens", "KV GB", "compute s", "load s", "hit TTFT s", "times sooner", "even GB/s")
+SHOWN = (50, 99)  # percentiles; all of them are in the JSON
+_COLUMNS = (
+    *("policy", "KV GB", "hit %", "loaded"),
+    *(f"p{part} s" for part in SHOWN),
+    *("GPU h", "RAM", "net"),
+)
+_LEGEND = (
+    "hit %: the part of all tokens that the store had. loaded: the part of all tokens that is "
+    "sooner loaded than computed. p50, p99: time to the first token. RAM: money for memory. net: "
+    "what is left of the GPU time that is saved."
+)
+_AS_GOOD = 1.01  # a smaller store that is so much slower at most is as good
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKS = ("o", "s", "^", "D", "v", "x")
+_GREYS = ("black", "0.35", "0.55")
+_HERE = Path(__file__).parent
 
 
 def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
@@ -237,3 +272,237 @@ def as_json(question: RoiQuestion, found: RoiAnswer | None, rows: Sequence[Outco
         "outcomes": [asdict(row) for row in rows],
     }
     return json.dumps(finite(shown), indent=1)
+
+
+def say_outcomes(console: Console, question: RoiQuestion, rows: Sequence[Outcome]) -> None:
+    """A table for each trace, and what it means."""
+    say_case(console, question)
+    for trace in dict.fromkeys(row.trace for row in rows):
+        some = [row for row in rows if row.trace == trace]
+        first = some[0]
+        console.print(
+            f"{trace}: {first.requests:,} requests, {first.tokens:,} tokens, "
+            f"{_mean_tokens(first):,} each. GPU-hours and money are of a day "
+            f"with {question.day.requests:,.0f} such requests",
+            soft_wrap=True,
+        )
+        console.print(table(_COLUMNS, [_cells(row) for row in some]))
+        for text in (
+            *(_LEGEND, ""),
+            f"In time {_in_time(question, some)}",
+            f"In money {_in_money(question, some)}\n",
+        ):
+            console.print(text, soft_wrap=True)
+
+
+def _cells(row: Outcome) -> list[str]:
+    day = row.day
+    return [
+        row.policy or "no store",
+        f"{row.capacity_bytes / 1e9:,.0f}",
+        f"{100 * row.hit_rate:.1f}",
+        f"{100 * row.loaded_rate:.1f}",
+        *(f"{row.ttft_s[part]:.3f}" if part in row.ttft_s else "-" for part in SHOWN),
+        f"{day.gpu_s_after / 3600:,.1f}",
+        f"{day.ram_money:,.0f}",
+        f"{day.saved_money:+,.0f}",
+    ]
+
+
+def _in_time(question: RoiQuestion, rows: Sequence[Outcome]) -> str:
+    case, stored = question.case, [row for row in rows if row.policy]
+    least = min(row.ttft_mean_s for row in stored)
+    good = [row for row in stored if row.ttft_mean_s <= _AS_GOOD * least]
+    best = min(good, key=lambda row: row.capacity_bytes)
+    if not best.loaded_rate:
+        text = "it does not pay: what the store has is computed sooner than it is loaded."
+    else:
+        none = [row.ttft_mean_s for row in rows if not row.policy]
+        before_s = none[0] if none else case.prefill.compute_s(_mean_tokens(best))
+        text = (
+            f"it pays: {_named(best)} has the first token after {best.ttft_mean_s:.3f} s on "
+            f"average instead of {before_s:.3f} s."
+        )
+    if best.loaded_rate < best.hit_rate / 2:
+        text += f" {_even_sentence(question, _mean_tokens(best))}"
+    return text
+
+
+def _even_sentence(question: RoiQuestion, tokens: int) -> str:
+    needed = question.case.break_even_bytes_s(tokens)
+    if math.isinf(needed):
+        return f"No store is quick enough for a prompt of {tokens:,} tokens."
+    given = question.case.store.bytes_s / 1e9
+    return (
+        f"A prompt of {tokens:,} tokens is sooner loaded from {needed / 1e9:.2f} GB/s on; this "
+        f"store has {given:.3g}."
+    )
+
+
+def _in_money(question: RoiQuestion, rows: Sequence[Outcome]) -> str:
+    best = max(rows, key=lambda row: row.day.saved_money)
+    if not best.policy or best.day.saved_money <= 0:
+        return "it does not pay: with each policy and size memory costs more than is saved."
+    saved, moved = f"{best.day.saved_money:,.2f} a day", best.day.traffic_bytes_s
+    freed = (best.day.gpu_s_before - best.day.gpu_s_after) / DAY_S
+    given = question.case.store.bytes_s
+    if moved > given:
+        return (
+            f"{_named(best)} would save {saved}, but not with this store: on average "
+            f"{moved / 1e9:.3g} GB/s are moved, and it has {given / 1e9:.3g}. "
+            f"{math.ceil(moved / given)} like it are enough."
+        )
+    return f"it pays: {_named(best)} saves {saved} and frees {freed:.2f} GPUs."
+
+
+def _named(row: Outcome) -> str:
+    return f"{row.policy} with {row.capacity_bytes / 1e9:,.0f} GB of KV"
+
+
+def _mean_tokens(row: Outcome) -> int:
+    return round(row.tokens / max(1, row.requests))
+
+
+def write_plot(
+    file: Path, question: RoiQuestion, found: RoiAnswer, rows: Sequence[Outcome], command: str
+) -> None:
+    """With outcomes of a replay their times and their money, else the curves of one case."""
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    draw: tuple[Callable[[Any], None], Callable[[Any], None]]
+    if rows:
+        draw = (lambda axes: _times(axes, rows), lambda axes: _nets(axes, rows))
+    else:
+        draw = (
+            lambda axes: _curves(axes, question, found),
+            lambda axes: _even(axes, question, found),
+        )
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text that can be searched
+        figure, both = pyplot.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
+        for axes, draw_one in zip(both, draw, strict=True):
+            draw_one(axes)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+        figure.supxlabel("\n".join(textwrap.wrap(command, 150)), fontsize="x-small")
+        figure.savefig(file, dpi=150)
+        pyplot.close(figure)
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    for mark, dash, grey in zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS), strict=False):
+        yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 4}
+
+
+def _lengths(axes: Any, found: RoiAnswer) -> None:
+    """The axis of the prompt."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([row.tokens for row in found.curve])
+    names = [f"{row.tokens >> 10}K" if row.tokens >= 1024 else row.tokens for row in found.curve]
+    axes.set_xticklabels(names)
+    axes.set_xlabel("prompt, tokens (K: 1,024)")
+
+
+def _curves(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
+    store = question.case.store.bytes_s / 1e9
+    tokens, styles = [row.tokens for row in found.curve], _styles()
+    axes.plot(tokens, [row.compute_s for row in found.curve], label="computed", **next(styles))
+    hits = [row.hit_s for row in found.curve]
+    axes.plot(tokens, hits, label=f"a hit, {store:g} GB/s", **next(styles))
+    axes.plot(tokens, [row.load_s for row in found.curve], label="its load alone", **next(styles))
+    if tokens[0] < found.crossover_tokens < tokens[-1]:
+        axes.axvline(found.crossover_tokens, color="0.6", linewidth=0.8)
+        axes.annotate(
+            f" crossover, {found.crossover_tokens:,.0f}",
+            (found.crossover_tokens, max(hits)),
+            fontsize="small",
+        )
+    _lengths(axes, found)
+    axes.set_yscale("log")
+    axes.set_ylabel("time to first token, s")
+    axes.set_title(f"{question.model.name}", fontsize="medium")
+
+
+def _even(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
+    shown = [row for row in found.curve if math.isfinite(row.break_even_bytes_s)]
+    styles = _styles()
+    axes.plot(
+        [row.tokens for row in shown],
+        [row.break_even_bytes_s / 1e9 for row in shown],
+        label="as quick as computing",
+        **next(styles),
+    )
+    store = question.case.store.bytes_s / 1e9
+    axes.axhline(store, color="0.35", linestyle="--", label=f"this store, {store:g} GB/s")
+    rule = RULE_BYTES_S / 1e9
+    axes.axhline(rule, color="0.55", linestyle=":", label=f"rule of thumb, {rule:g} GB/s")
+    _lengths(axes, found)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("bandwidth of the store, GB/s")
+    axes.set_title("break-even", fontsize="medium")
+
+
+def _lines(rows: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
+    many = len({row.trace for row in rows}) > 1
+    for trace, policy in dict.fromkeys((row.trace, row.policy) for row in rows if row.policy):
+        line = [row for row in rows if (row.trace, row.policy) == (trace, policy)]
+        label = f"{policy}, {Path(trace).name}" if many else policy
+        yield label, sorted(line, key=lambda row: row.capacity_bytes)
+
+
+def _times(axes: Any, rows: Sequence[Outcome]) -> None:
+    for (label, line), style in zip(_lines(rows), _styles(), strict=False):
+        places = [row.capacity_bytes / 1e9 for row in line]
+        axes.plot(places, [row.ttft_mean_s for row in line], label=label, **style)
+    for row in rows:
+        if not row.policy:
+            axes.axhline(row.ttft_mean_s, color="0.6", label="no store")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("KV in the store, GB")
+    axes.set_ylabel("mean time to first token, s")
+
+
+def _nets(axes: Any, rows: Sequence[Outcome]) -> None:
+    for (label, line), style in zip(_lines(rows), _styles(), strict=False):
+        places = [row.capacity_bytes / 1e9 for row in line]
+        axes.plot(places, [row.day.saved_money for row in line], label=label, **style)
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("KV in the store, GB")
+    axes.set_ylabel("money saved a day, less the memory")
+
+
+def question_data(question: RoiQuestion) -> dict[str, Any]:
+    """What the arithmetic of the page takes."""
+    return {
+        "case": asdict(question.case),
+        "day": asdict(question.day),
+        "prices": asdict(question.prices),
+    }
+
+
+def write_page(file: Path, question: RoiQuestion, command: str) -> None:
+    """Write the page."""
+    title = (
+        f"{question.model.name}; {question.case.prefill.source}; store: "
+        f"{question.case.store.source}. Move a slider, or type."
+    )
+    # A name of a model may hold anything, and this is a script in a page.
+    data = json.dumps(question_data(question)).replace("<", "\\u003c")
+    parts = {
+        "<!--TITLE-->": html.escape(title),
+        "<!--COMMAND-->": html.escape(command),
+        "/*ARITHMETIC*/": _read("arithmetic.js"),
+        "/*PAGE*/": _read("page.js").replace('"use strict";\n', ""),
+        "/*QUESTION*/": data,
+    }
+    text = _read("page.html")
+    for mark, part in parts.items():
+        before, _, after = text.partition(mark)
+        text = before + part + after
+    file.write_text(text, encoding="utf-8")
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

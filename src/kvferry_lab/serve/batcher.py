@@ -21,18 +21,49 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvferry.cache import TieredCache
+from kvferry.cache.cost.prefill import Coefficients
 from kvferry.chunks.prompt import read_prompt
 from kvferry.testing.transformer import Transformer
 from kvferry_lab.serve.chunks import SequenceChunks
-from kvferry_lab.serve.pace import Pace
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Heard, Running, Token
 
-__all__ = ["Batcher", "BatcherCounts"]
+__all__ = ["Batcher", "Pace"]
 
-_log = logging.getLogger("kvferry.lab.serve")
+_log = logging.getLogger("kvferry_lab.serve")
 
 _CLOSE_S, _IDLE_S = 30.0, 10.0
 _STAGED = 256 << 20  # bytes that are given to the cache at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Of each step the time that it takes at least.
+
+    A step that reads ``n`` tokens of prompts takes ``a + c n + d pairs``, pairs as in
+    `kvferry.cache.cost.prefill`. One in which sequences go on by a token each reads all weights
+    once, and takes `decode_s` at least: what computing takes and what memory takes overlap.
+
+    Attributes:
+        a_s, c_s_per_token, d_s_per_token2: Of reading prompts.
+        decode_s: Of one token more for each sequence of the step.
+    """
+
+    a_s: float = 0.0
+    c_s_per_token: float
+    d_s_per_token2: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """What a cost model may expect."""
+        return self.a_s, self.c_s_per_token, self.d_s_per_token2, self.decode_s
+
+    def step_s(self, new_tokens: int, pairs: int, decodes: int) -> float:
+        """Seconds of a step."""
+        prefill_s = 0.0
+        if new_tokens:
+            prefill_s = self.a_s + self.c_s_per_token * new_tokens + self.d_s_per_token2 * pairs
+        return max(prefill_s, self.decode_s if decodes else 0.0)
 
 
 @dataclass

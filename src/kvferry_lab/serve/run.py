@@ -1,4 +1,4 @@
-"""The demo's server as a process: what it consists of, signals, and its end."""
+"""The demo's server as a process: what it consists of, its metrics, signals, and its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -19,21 +19,74 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
 from kvferry.config.cache import read_calibration
 from kvferry.http.listener import HttpListener
+from kvferry.metrics.collector import exposition, text_of
+from kvferry.metrics.series import Family, family_of
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.serve.app import make_app
-from kvferry_lab.serve.batcher import Batcher
+from kvferry_lab.serve.batcher import Batcher, Pace
 from kvferry_lab.serve.chunks import SequenceChunks
 from kvferry_lab.serve.in_turn import InTurn
-from kvferry_lab.serve.metrics import metrics_text
-from kvferry_lab.serve.pace import Pace
 
-__all__ = ["ServeSettings", "serve_demo", "serving"]
+__all__ = ["ServeSettings", "metrics_text", "serve_demo", "serving"]
 
-_log = logging.getLogger("kvferry.lab.serve")
-
+_TEXTS = {
+    "requests": "Prompts that were looked up.",
+    "cancelled": "Prompts whose client has gone.",
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Those of them that were loaded.",
+    "computed_tokens": "Those of them that were computed.",
+    "output_tokens": "Tokens of answers.",
+    "wrong_chunks": "Loaded chunks that were not what they must be.",
+    "steps": "Steps of the engine.",
+    "late_s": "Seconds by which steps took longer than their pace says.",
+}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
+
+
+def _families(batcher: Batcher, cache: TieredCache | None) -> list[Family]:
+    """The families of one batcher, as they are now."""
+    made = [
+        family_of(
+            f"kvferry_demo_{each.name.replace('late_s', 'late_seconds')}",
+            "counter",
+            _TEXTS[each.name],
+            getattr(batcher.counts, each.name),
+        )
+        for each in fields(batcher.counts)
+    ]
+    for name, value in (("running", batcher.running), ("waiting", batcher.waiting)):
+        made.append(
+            family_of(f"kvferry_demo_{name}", "gauge", f"Sequences that are {name}.", value)
+        )
+    text = "Tokens of prompts that a tier can hold."
+    made.append(family_of("kvferry_demo_capacity_tokens", "gauge", text, _capacity(cache), "tier"))
+    return made
+
+
+def _capacity(cache: TieredCache | None) -> dict[str, float]:
+    """Tokens that each tier with a limit can hold."""
+    if cache is None:
+        return {}
+    layout = cache.layout
+    found: dict[str, float] = {}
+    if cache.config.local_cpu:
+        found["l1"] = cache.memory.pages * layout.chunk_size
+    for store in cache.config.stores:
+        if store.max_capacity_gb:
+            chunks = int(store.max_capacity_gb * (1 << 30)) // layout.chunk_bytes
+            found[store.name] = chunks * layout.chunk_size
+    return found
+
+
+def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
+    """All series, in Prometheus' text format."""
+    engine = exposition([cache.metrics]) if cache is not None else ""
+    return text_of(_families(batcher, cache)) + engine
+
+
+_log = logging.getLogger("kvferry_lab.serve")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
-"""LabServer: a server of the lab that may be killed, stopped and started again on its port.
+"""Servers that the lab starts: a Redis or Valkey that may be killed, and `kvferry serve-demo`.
 
     with LabServer(find_server(), ["maxmemory 1gb"]) as server:
         server.config, server.kill(), server.restart(), server.suspend(), server.resume()
+    with served("--no-cache") as url:
+        OpenAIClient(f"{url}/v1")
 
-What `kvferry.embedded.store` starts is for use; this is for trouble: any setting, TLS, a cluster.
-It keeps nothing on disk, listens on 127.0.0.1 unless told otherwise, and dies with us.
+What `kvferry.embedded.store` starts is for use; a `LabServer` is for trouble: any setting, TLS, a
+cluster. It keeps nothing on disk and listens on 127.0.0.1 unless told otherwise. Both die with us.
 
 Threads: one at a time.
 """
@@ -15,9 +17,11 @@ import os
 import random
 import signal
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -27,12 +31,13 @@ from kvferry.embedded.program import ServerBinary
 from kvferry.embedded.supervision import SupervisedServer
 from kvferry_lab.bench.server_probe import ServerProbe
 
-__all__ = ["HOST", "LabServer", "free_port", "wait_until"]
+__all__ = ["HOST", "LabServer", "free_port", "served", "wait_until"]
 
 HOST = "127.0.0.1"
 _READY_TIMEOUT_S = 15.0
 _LOOK_S = 0.002
 _START_ATTEMPTS = 5
+_START_S = 120.0
 
 
 def free_port() -> int:
@@ -181,3 +186,29 @@ class LabServer:
                 return probe.info("server").get("process_id") == str(self.pid)
         except (OSError, ServerError, UnavailableError):  # not yet
             return False
+
+
+@contextmanager
+def served(*words: str) -> Iterator[str]:
+    """Serve as long as the block; the URL, without the version.
+
+    Raises:
+        UnavailableError: It did not start; the text has the end of its log.
+        DeadlineExceeded: Nor did it end.
+    """
+    port, folder = free_port(), tempfile.mkdtemp(prefix="kvferry-serve-")
+    command = [sys.executable, "-m", "kvferry.cli.main", "serve-demo", "--port", str(port), *words]
+    log = Path(folder, "server.log")
+    log.touch()
+    process = SupervisedServer(command, folder)
+    try:
+        wait_until(
+            "serve-demo to serve",
+            lambda: "serving" in log.read_text(errors="replace") or not process.is_running(),
+            _START_S,
+        )
+        if not process.is_running():
+            raise UnavailableError(f"serve-demo ended:\n{process.last_words()}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.stop()

@@ -6,18 +6,29 @@
     text           JSON lines with `input`, the prompts themselves (lmcache-agent-trace)
 
 A trace becomes one list of chunk hashes for each request, in the order of the requests, made by the
-function that the engine uses: of block ids instead of token ids, which says the same, because an id
+function that the cache uses: of block ids instead of token ids, which says the same, because an id
 stands for the content of a block. Chained over all blocks before it, a hash is a prefix. A last
-block that is not full counts as its publisher counts it: Mooncake gives it an id of its own.
+block that is not full counts as its publisher counts it: Mooncake gives it an id of its own. Files
+that only hold lengths say nothing about what requests share, and are refused.
 
-Files that only hold lengths say nothing about what requests share, and are refused.
+Agentic sessions are woven into one stream of requests. A session has a clock of its own, so
+somebody must say who runs at the same time: `users` people, each of whom begins the next session of
+the file when their last one has ended. Requests of a sub-agent run beside those of its session.
+What sessions have in common, tools and system prompt, is not in their block ids; a part of it
+(`warm`) is given ids that all sessions of the same model share.
+
+Text is cut into words, marks and spaces, in the same way on every machine. These are no model's
+tokens; what two prompts share, they share in these as well, and there are about as many of them.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import heapq
 import json
+import re
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,10 +37,39 @@ from typing import Any
 
 from kvferry import _native
 from kvferry.base.errors import UsageError
-from kvferry_lab.trace import agentic, text
-from kvferry_lab.trace.sequenced import Sequenced, TraceOptions
 
-__all__ = ["Trace", "load_trace"]
+__all__ = ["Trace", "TraceOptions", "load_trace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """How to read a trace.
+
+    Attributes:
+        block_tokens: Tokens of a block of the file; None: as its format says.
+        chunk_tokens: Tokens of a chunk of the cache, a multiple of that; None: one block, and 512
+            for agentic traces, 256 for text.
+        limit: Read this many requests at most.
+        users: Sessions that run at the same time, where the file has sessions without a common
+            clock.
+        warm: Part of the tool and system prompt that sessions of one model share, where the file
+            does not say.
+    """
+
+    block_tokens: int | None = None
+    chunk_tokens: int | None = None
+    limit: int | None = None
+    users: int = 40
+    warm: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequenced:
+    """One request as a format knows it: numbers that stand for blocks, below 2**32, and a salt."""
+
+    blocks: array[int]
+    salt: bytes = b""
+
 
 HASH_BYTES = 16
 _LINE_BYTES_MAX = 64 << 20
@@ -107,10 +147,10 @@ def load_trace(
         sequenced = _mooncake(lines)
     elif "requests" in first:
         form, block, chunk = "agentic", int(first.get("block_size") or 64), 512
-        sequenced = agentic.sequenced(lines, options)
+        sequenced = _agentic_requests(lines, options)
     elif isinstance(first.get("input"), str):
         form, block, chunk = "text", 1, 256
-        sequenced = text.sequenced(lines)
+        sequenced = _text_requests(lines)
     else:
         known = ", ".join(map(repr, list(first)[:8]))
         raise UsageError(f"{path} is no trace that we know: its objects hold {known}")
@@ -205,3 +245,104 @@ def _mooncake(lines: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Sequenced
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise UsageError(f"{where}: hash_ids is no list of whole numbers")
         yield Sequenced(blocks=array("I", [numbers.setdefault(one, len(numbers)) for one in ids]))
+
+
+_BLOCKS_MAX = 1 << 20  # of one request
+_IDS_MAX = 1 << 31  # the other half is for what sessions share
+
+_Request = tuple[float, "array[int]"]
+
+
+def _agentic_requests(
+    lines: Iterable[tuple[str, dict[str, Any]]], options: TraceOptions
+) -> Iterator[Sequenced]:
+    """The requests of all users in the order of time."""
+    sessions = _Sessions(lines, options)
+    # When, whose, which request of the session, when the session began, its requests.
+    queue: list[tuple[float, int, int, float, list[_Request]]] = []
+    for user in range(options.users):
+        if requests := sessions.next():
+            heapq.heappush(queue, (requests[0][0], user, 0, 0.0, requests))
+    while queue:
+        now, user, index, began, requests = heapq.heappop(queue)
+        yield Sequenced(blocks=requests[index][1])
+        index += 1
+        if index == len(requests):
+            index, began, requests = 0, now, sessions.next()
+        if requests:
+            heapq.heappush(queue, (began + requests[index][0], user, index, began, requests))
+
+
+class _Sessions:
+    """The sessions of a file, each with block ids that no other one has, but for what is warm."""
+
+    def __init__(self, lines: Iterable[tuple[str, dict[str, Any]]], options: TraceOptions) -> None:
+        self._lines = iter(lines)
+        self._warm = options.warm
+        self._base = 0
+        self._shared: dict[tuple[str, int], int] = {}
+
+    def next(self) -> list[_Request]:
+        """The requests of the next session that has some, by time; empty at the end."""
+        for where, session in self._lines:
+            block_tokens = int(session.get("block_size") or 64)
+            try:
+                requests = list(self._requests(session, 0.0, block_tokens))
+                own = (one for _, blocks in requests for one in blocks if one < _IDS_MAX)
+                self._base = 1 + max(own, default=self._base)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                raise UsageError(f"{where} is no session with requests and hash_runs") from None
+            if self._base >= _IDS_MAX:
+                raise UsageError(f"{where}: the sessions have more blocks than can be told apart")
+            if requests:
+                return sorted(requests, key=lambda request: request[0])
+        return []
+
+    def _requests(
+        self, holder: dict[str, Any], begin: float, block_tokens: int
+    ) -> Iterator[_Request]:
+        """Those of a session or of a sub-agent, whose clock begins at `begin`."""
+        common = holder.get("tool_tokens", 0) + holder.get("system_tokens", 0)
+        shared = int(common * self._warm / block_tokens)
+        for item in holder["requests"]:
+            time = begin + float(item["t"])
+            if "requests" in item:
+                yield from self._requests(item, time, block_tokens)
+            elif "hash_runs" in item:
+                yield time, self._blocks(item, shared)
+
+    def _blocks(self, item: dict[str, Any], shared: int) -> array[int]:
+        blocks = array("I")
+        for first, count in item["hash_runs"]:
+            if first < 0 or not 0 < count <= _BLOCKS_MAX - len(blocks):
+                raise ValueError("not a run")
+            blocks.extend(range(self._base + first, self._base + first + count))
+        for place in range(min(shared, len(blocks))):
+            key = (str(item.get("model")), place)
+            blocks[place] = _IDS_MAX + self._shared.setdefault(key, len(self._shared))
+        return blocks
+
+
+_TOKEN = re.compile(r" ?\w{1,8}|\s+|[^\w\s]")
+
+
+def _text_requests(lines: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Sequenced]:
+    """Every prompt, in the order of time where there is one, else in that of the file."""
+    prompts = []
+    for where, item in lines:
+        time, text = item.get("timestamp", 0), item.get("input")
+        if not isinstance(text, str) or not isinstance(time, int | float):
+            raise UsageError(f"{where} has no text as input, or no number as timestamp")
+        prompts.append((time, text))
+    numbers: dict[str, int] = {}
+    for _, text in sorted(prompts, key=lambda prompt: prompt[0]):
+        yield Sequenced(
+            blocks=array("I", [_number(token, numbers) for token in _TOKEN.findall(text)])
+        )
+
+
+def _number(token: str, numbers: dict[str, int]) -> int:
+    found = numbers.get(token)
+    if found is None:
+        found = numbers[token] = zlib.crc32(token.encode(errors="surrogatepass"))
+    return found

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import facts, table
 from kvferry.http.csv_tables import cell
-from kvferry_lab.machine import machine_facts, machine_line
-from kvferry_lab.output import command_line
+from kvferry_lab.output import command_line, machine_facts, machine_line
 from kvferry_lab.trace.format import Trace
 from kvferry_lab.trace.replay import ReplayPoint
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from kvferry.base.errors import CapacityError, UsageError
 from kvferry.base.host import available_memory_bytes
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
-from kvferry_lab.tune.points import Grid, TunePoint, TuneSample
-from kvferry_lab.tune.result import TuneResult
+from kvferry_lab.tune.points import Grid, TunePoint, TuneResult, TuneSample
 from kvferry_lab.tune.sweep import Sweep
 from kvferry_lab.tune.tune_meter import TuneMeter
 

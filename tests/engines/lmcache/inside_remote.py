@@ -320,7 +320,7 @@ def test_a_wrong_setting_is_named(extra: dict[str, Any], words: str) -> None:
 
 
 def test_what_we_cannot_do_is_refused() -> None:
-    from kvferry.integrations.lmcache.space import engine_settings
+    from kvferry.integrations.lmcache.remote import engine_settings
 
     config = LMCacheEngineConfig.from_defaults(chunk_size=16)
     config.remote_serde = "cachegen"

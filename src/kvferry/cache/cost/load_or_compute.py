@@ -8,7 +8,7 @@ is linear in its matrix products and quadratic in its attention).
 Time to first token after loading the first ``p`` tokens is the sum of both. As a function of ``p``
 within one store it is concave: the load is linear, and what is saved grows with ``p``. So its
 minimum lies at an end: load nothing from a store, or all that it has of the prefix. `decide`
-compares just those.
+compares just these two.
 
 All of it is learnt online, from the loads and steps that happen. A store that was found too slow
 to be used would never be measured again; so its estimate recovers with time, and the store gets
@@ -192,7 +192,7 @@ def decide(
     Args:
         total_tokens: Tokens of the prompt.
         memory_tokens: Tokens of its prefix that are in memory, which cost nothing.
-        offers: What stores hold behind those, each beginning where the one before it ends.
+        offers: What stores hold behind these tokens, each beginning where the one before it ends.
         prefill: The engine's speed.
         queued_s: Time of what the engine computes before this prompt: a load that takes no longer
             costs nothing.

@@ -151,8 +151,8 @@ class Measuring:
     def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> Steps[None]:
         """Load some of a prompt into memory; what is short is loaded again, for nobody.
 
-        TCP begins slowly on each connection, and some remember how fast they were: the first loads
-        say little of those that follow. Prompts of 8 MB at 50 ms took 0.5 s and then 0.1 s.
+        TCP begins slowly on each connection, and some connections remember how fast they were: the
+        first loads say little of later ones. Prompts of 8 MB at 50 ms took 0.5 s and then 0.1 s.
         """
         now = time.monotonic()
         patient = WaitBudget(prompt.tokens, 0, PrefillModel(), now, now + _MEASURE_S_MAX)

@@ -3,7 +3,7 @@
 A `Flow` says what has come and how fast. What follows from that for a request is the matter of
 `kvferry.cache.load.wait_budget`.
 
-Units: seconds, bytes. Moments are those of ``time.monotonic``. Threads: one.
+Units: seconds, bytes. Moments: of ``time.monotonic``. Threads: one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NOISE_BYTES = 16 << 10
 
 
 class OthersBytes(NamedTuple):
-    """Bytes of other loads, which come before those of this one or beside them.
+    """Bytes of other loads, which come before or beside the bytes of this load.
 
     Attributes:
-        size_bytes: How many others wait for. Nobody knows whose bytes came, so this load is here
-            when these are, too.
-        until: What comes before this moment belongs to others, or to those who have given up.
+        size_bytes: How many bytes other loads wait for. A counter does not say for which load bytes
+            came, so this load counts as complete when the others are complete, too.
+        until: Bytes that come before this moment belong to other loads, or to loads that were cut.
     """
 
     size_bytes: int = 0
@@ -146,7 +146,7 @@ class Flow:
     # --- How fast ---
 
     def rate(self) -> float:
-        """Bytes per second, of late; of a flow that grows, those that come next."""
+        """Bytes per second of late; of a flow that grows, in the span that comes next."""
         if len(self._seen) < 2:
             return 0.0
         growth = self._growth()

@@ -53,7 +53,7 @@ _AHEAD_S = 0.1
 _AHEAD_BYTES_MIN = 8 << 20
 # How many round trips first bytes may take that were asked for when it was known what is there.
 _FIRST_ROUND_TRIPS = 1.25
-# The share of a round trip in which all bytes are those of other loads, where there are such.
+# The share of a round trip in which all bytes belong to other loads, where there are other loads.
 _OTHERS_ROUND_TRIP = 0.75
 # What a store may take to let go of a part that was withdrawn, before the part is left behind...
 _RELEASE_S = 0.02
@@ -80,7 +80,7 @@ class RunningLoads:
             self._loads.discard(load)
 
 
-# All loads share the processor, those of other caches too.
+# All loads of a process share its processors, whatever cache they are of.
 RUNNING = RunningLoads()
 
 
@@ -225,7 +225,7 @@ class Load:
     def finishing(self) -> Steps[Loaded]:
         """Wait while that pays."""
         brought: dict[Tier, _Brought] = {}
-        done = 0
+        done, is_unbroken = 0, True
         try:
             with self._all_running.waiting(self):
                 for part in self._parts:
@@ -235,12 +235,13 @@ class Load:
                     took_s = time.monotonic() - self._began
                     brought[part.tier] = _Brought(took_s, self._run.flow.received(part.tier))
                     done += 1
-                    if not self._take(part, result):
+                    is_unbroken = self._take(part, result)
+                    if not is_unbroken:
                         break
         except BaseException:  # somebody presses Ctrl-C, or goes on with this no more
-            finish(self._cut(done))
+            finish(self._cut(done, is_unbroken=False))
             raise
-        yield from self._cut(done)
+        yield from self._cut(done, is_unbroken=is_unbroken)
         self._outcome.took_s = time.monotonic() - self._began
         self._learn(brought)
         return self._outcome
@@ -384,7 +385,7 @@ class Load:
         return self.budget.goes_on(run, now)
 
     def _unbroken(self, held: int) -> int:
-        """How many of the first `held` chunks are here, with those that others bring."""
+        """How many of the first `held` chunks are here, when chunks count that others bring."""
         while self._others and self._others[0] < held:
             state = self._memory.cache.states(self._prompt.digest(self._others[0]))
             if STATES[state[0]] not in HERE:
@@ -414,13 +415,16 @@ class Load:
             self._outcome.reason = reason_of(result, count)
         return False
 
-    def _cut(self, index: int) -> Steps[None]:
-        """Withdraw the parts from this one on; keep what has arrived of the first of them."""
+    def _cut(self, index: int, *, is_unbroken: bool) -> Steps[None]:
+        """Withdraw the parts from this one on, and keep what has arrived of them.
+
+        Args:
+            is_unbroken: The prefix reaches the first of them, so what has come of it counts.
+        """
         for part in self._parts[index:]:
             if part.ticket is not None:
                 part.ticket.cancel()
         until = time.monotonic() + (_RELEASE_S if self._direct is None else _RELEASE_DIRECT_S)
-        whole = self._outcome.left  # else there is a hole already
         for part in self._parts[index:]:
             if part.ticket is None:
                 self._memory.abort(part.reserved.id)
@@ -433,9 +437,9 @@ class Load:
                     )
                 window, abort = part.window, partial(self._memory_abort, part.reserved.id)
                 self._pending.add(part.ticket, abort if window is None else window.end)
-                whole = False
-            elif whole:
-                whole = self._take(part, result)
+                is_unbroken = False
+            elif is_unbroken:
+                is_unbroken = self._take(part, result)
             else:
                 self._keep(part, result)
 

@@ -1,4 +1,4 @@
-"""Says so when a store keeps losing against computing: one line now and then, with the figures.
+"""Tells people of a store that keeps losing against computing: a line now and then, with figures.
 
 Threads: any.
 """
@@ -16,8 +16,8 @@ __all__ = ["LossWarnings"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# Of so many loads in a row, and how many of them have to be lost.
-_WINDOW, _LOST_MIN = 20, 10
+# How many loads of a store are remembered, and how many of them have to be lost for a line.
+_LOADS, _LOST_MIN = 20, 10
 _TELL_EVERY_S = 600.0
 
 
@@ -40,7 +40,7 @@ class LossWarnings:
         """
         now = time.monotonic()
         with self._lock:
-            seen = self._lost.setdefault(tier.name, deque(maxlen=_WINDOW))
+            seen = self._lost.setdefault(tier.name, deque(maxlen=_LOADS))
             seen.append(outcome)
             lost = sum(map(bool, seen))
             if lost < _LOST_MIN or now < self._tell_at.get(tier.name, 0.0):

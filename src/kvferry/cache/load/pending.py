@@ -1,4 +1,4 @@
-"""Jobs whose load was cut and that have not ended yet: their pages wait for that."""
+"""Jobs of loads that were cut, and that have not ended yet: their pages wait for the end."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Reader:
     def gathering(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Steps[Gathered]:
-        """See `Retriever.gathering`; it is counted."""
+        """`Retriever.gathering`, and what came of it is counted."""
         began = time.monotonic()
         gathered = yield from self._retriever.gathering(prompt, deadline, into)
         self._meter.gathered(prompt, gathered, time.monotonic() - began)
@@ -93,7 +93,7 @@ class Reader:
         return self._result(prompt, gathered, chunks, pages, release)
 
     def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
-        """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""
+        """Copy what is in memory and not in the buffers yet; how many leading chunks they hold."""
         copied = gathered.copied
         missing = [chunk for chunk in range(len(handles)) if not copied[chunk]]
         if missing:

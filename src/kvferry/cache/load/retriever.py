@@ -7,7 +7,7 @@ or when waiting longer would cost more than computing.
 
 Until when a request waits is said by its `WaitBudget`, for the whole of it.
 
-Threads: any; those of one request one after the other.
+Threads: any, of each request one at a time.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Retriever:
     # --- What pays ---
 
     def _tiers(self, prompt: Prompt) -> list[Tier]:
-        """Who is asked for a prompt; those that it names come last."""
+        """The stores to ask for a prompt; the ones that the prompt names come last."""
         return [store.tier for store in (*self._stores, *self._named(prompt))]
 
     @contextmanager

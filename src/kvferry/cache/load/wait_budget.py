@@ -15,13 +15,13 @@ and one that stalls late has paid for its wait already.
 Requests that wait at the same time share their store. The first of them would seem to lose as soon
 as its load takes longer than computing it alone; but if it left, the engine would compute it before
 all others. So while bytes flow, a load is also compared with `together_s`: when the request would
-be done if none of those that wait with it had a cache (decision 0026).
+be done if no request that waits now had a cache (decision 0026).
 
-Every constant says what it bounds and names what fails without it: T is
-``tests/unit/test_cache_patience.py``, C ``test_cache_cost.py``, G ``test_cache_together.py``. How
-the values were found is told in decision 0012.
+Every constant says what it bounds, and names the test that fails where it is another one; how the
+values were found is told in decision 0012. Any change of them shows in
+``tests/property/test_read_path.py``.
 
-Units: seconds, tokens. Moments are those of ``time.monotonic``. Threads: those of one request.
+Units: seconds, tokens. Moments: of ``time.monotonic``. Threads: one at a time, a request's.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ __all__ = ["NOTHING_KNOWN", "Expected", "RunningLoad", "StoreTimes", "WaitBudget
 
 # --- What was measured ---
 
-# How many times what a store was measured to take it is waited for: measurements scatter.
+# How many times what a store was measured to take it is waited for: measurements scatter
+# (test_a_store_that_is_known_to_be_far_away_is_given_its_time).
 EXPECTED_FACTOR = 1.25
 # The largest share of `together_s` that a load may be expected to take and still be given that
-# time: above it loading gains less than the measurement is uncertain by.
+# time: above it, loading gains less than the measurement is uncertain by (the same test).
 WORTH_SHARE = 0.95
 
-# --- Answers ---
+# --- Answers (test_a_question_is_waited_for_as_long_as_its_answer_can_pay) ---
 
 # An answer is waited for as long as so many times what it mostly takes, or this share of
 # `together_s` if that is longer: what takes many times as long will hardly come at all.
@@ -55,40 +56,43 @@ FIRST_ANSWER_SHARE = 0.25
 # --- Loads of which nothing can be said yet ---
 
 # The share of `alone_s` that may be lost by waiting for a first byte, where the account has that
-# much: a store may have moved away, and takes longer once.
+# much: a store may have moved away, and then takes longer than expected just once
+# (test_until_bytes_flow_a_load_has_half_the_time_of_computing_if_requests_may_lose_it).
 FIRST_BYTE_SHARE = 0.5
-# A store that was never measured lags if less than the inverse of this has come of what should
-# have, for all to come within `alone_s`...
+# A store that was never measured lags if as little as one of so many parts has come of what should
+# have, for all to come within `alone_s`: the first request does not wait for a first lump
+# (test_the_first_prompts_lose_little_to_a_slow_store_that_sends_in_lumps).
 LAG_FACTOR = 4
-# ... which is not said before this share of `alone_s` has passed,
+# A store does not lag before this share of `alone_s` has passed, behind the round trips in which
+# TCP begins (test_a_store_that_is_far_away_from_the_start_is_a_hit_soon).
 LAG_SEEN_SHARE = 0.1
-# behind as many round trips, in which TCP begins.
 TCP_BEGINS_ROUND_TRIPS = 4
 
 # --- Loads that flow ---
 
-# The share of `alone_s` for which bytes are seen before they say how fast they come: in lumps.
+# The share of `alone_s` for which bytes are seen before they say how fast they come: they come in
+# lumps (test_a_store_whose_tcp_begins_slowly_is_a_hit_wherever_that_pays).
 LUMPS_SHARE = 0.1
-# How wrong the speed seen so far may be, as a share of `alone_s`.
+# How wrong the speed seen so far may be, as a share of `alone_s`: a load whose rest is not slower
+# than computing by more goes on.
 SPEED_DOUBT_SHARE = 0.05
 # The end of a load is in sight if the request is done within this share of what computing takes, at
-# the speed of late...
-IN_SIGHT_SHARE = 0.8
-# ... and it is waited for as long as leaving at that moment would lose no more than this share.
-IN_SIGHT_LOSS_SHARE = 0.15
-# Bytes still come if the last ones are no older than this share of `alone_s`, and than this.
+# the speed of late, and leaving at that moment would lose no more than the second share
+# (test_a_flow_that_ends_well_before_computing_is_waited_for_although_little_is_whole).
+IN_SIGHT_SHARE, IN_SIGHT_LOSS_SHARE = 0.8, 0.15
+# Bytes still come if the last ones are no older than this share of `alone_s`, or than this time.
 PAUSE_SHARE, PAUSE_S = 0.1, 0.25
 
-# --- Looks ---
+# --- Looks (test_many_loads_are_looked_at_less_often) ---
 
 # How often a running load is looked at, as a share of `alone_s`, the least and the most: a look
 # takes half a millisecond of a core that the bytes need too.
 LOOK_SHARE, LOOK_S, LOOK_S_MAX = 0.01, 0.005, 0.02
-# The same where nobody knows what computing takes, so that nothing is cut; the most is also that of
-# all loads, where many wait.
+# The same where nobody knows what computing takes, so that nothing is cut. Where many loads wait,
+# the first figure is the most for loads that may be cut, and the second one for all others.
 IDLE_LOOK_S, IDLE_LOOK_S_MAX = 0.05, 0.5
 # Where more loads than these wait at a time, each of them is looked at less often, so that all of
-# them together leave the processor to those who have work (tests/unit/test_cache_looks.py).
+# them together leave the processor to those who have work.
 LOOKED_AT = 4
 
 
@@ -158,7 +162,7 @@ class WaitBudget:
         deadline: The caller's limit, a moment.
         queued_s: What the engine computes before this request, by its own account.
         allowance_s: What this request may lose, by the account; None: its own share.
-        place: Among those that wait with it; None: it is alone.
+        place: Of this request among all that wait; None: it is alone.
     """
 
     total_tokens: int
@@ -179,12 +183,12 @@ class WaitBudget:
 
     @property
     def queue_s(self) -> float:
-        """What is computed before this request if none of those that wait with it has a load."""
+        """What is computed before this request if no other request that waits has a load."""
         return self.queued_s if self.place is None else max(self.queued_s, self.place.most_s)
 
     @property
     def together_s(self) -> float:
-        """When the request is done if none of those that wait with it, nor itself, has a load."""
+        """When the request is done if no request that waits has a load, this one included."""
         return self.queue_s + self.rest_s(self.memory_tokens)
 
     def rest_s(self, tokens: int) -> float:
@@ -252,32 +256,35 @@ class WaitBudget:
     def goes_on(self, load: RunningLoad, now: float) -> bool:
         """Whether to go on waiting for a load that runs.
 
-        It goes on while one of these is so, and is cut when none is:
+        There is a moment at which the request would have to stop for what it holds, or at which
+        something should have come (`until`). The load goes on while one of these is so, and is cut
+        when none is:
 
-        1. It is not known yet how fast bytes come, and the moment is not over at which something
-           should have come (`until`).
-        2. They come as fast as they were expected to, within what the account has.
-        3. That moment is not over, and the rest takes hardly longer than computing it.
-        4. It is over, but the end of the load is in sight, or that of all loads of the store.
+        1. Nobody knows how fast bytes come, and that moment has not come.
+        2. Bytes come as fast as they were expected to, within what the account has.
+        3. That moment has not come, and the rest takes hardly longer than computing it.
+        4. It is over, but the end of this load is in sight, or that of all loads of the store.
+
+        A store that was never measured and lags gets neither time to begin nor that of 2.
         """
         flow, left_s = load.flow, load.flow.remaining_s()
         lags = not load.tier.measured and self._lags(load, now)
         expected = NOTHING_KNOWN if lags else load.expected
-        bytes_come = lags or left_s is not None  # one that lags gets no time to begin
-        until = self.until(load.held, expected, bytes_come=bytes_come)
+        until = self.until(load.held, expected, bytes_come=lags or left_s is not None)
         if left_s is None and now >= until and flow.share() and expected.all_s:
-            # Bytes come, but behind those of other loads: nothing of this one is whole.
+            # Bytes come, but other loads' come first: nothing of this load is whole.
             left_s = self.began + expected.all_s - now
         if left_s is None:
-            return now < until
+            return now < until  # 1
         loaded_s = now - self.began + left_s
         if self._comes_as_expected(load, expected, loaded_s, now):
-            return True
-        if now < until:
-            return flow.seen_s() < LUMPS_SHARE * self.alone_s or self._is_quicker(load, left_s, now)
-        return self._is_in_sight(load, loaded_s, now) or (
-            self._moves(flow) and self._all_are_in_sight(load, loaded_s, left_s, now)
-        )
+            return True  # 2
+        if now < until:  # 3
+            is_seen = flow.seen_s() >= LUMPS_SHARE * self.alone_s
+            return not is_seen or self._is_quicker(load, left_s, now)
+        if self._is_in_sight(load, loaded_s, now):
+            return True  # 4
+        return self._moves(flow) and self._all_are_in_sight(load, loaded_s, left_s, now)
 
     def look_s(self, waiting: int) -> float:
         """After how long to look at a running load again, where so many wait."""
@@ -290,7 +297,7 @@ class WaitBudget:
     # --- The rules of `goes_on` ---
 
     def _lags(self, load: RunningLoad, now: float) -> bool:
-        """Whether a store that was never measured sends so slowly that nothing is to be hoped."""
+        """Whether a store sends so slowly that nothing is to be hoped for; noted in the load."""
         alone_s, flow = self.alone_s, load.flow
         waited_s = now - flow.began - TCP_BEGINS_ROUND_TRIPS * load.tier.round_trip_s()
         load.lags = waited_s > max(LAG_SEEN_SHARE * alone_s, LAG_FACTOR * alone_s * flow.share())
@@ -331,10 +338,11 @@ class WaitBudget:
     def _all_are_in_sight(
         self, load: RunningLoad, loaded_s: float, left_s: float, now: float
     ) -> bool:
-        """The same for all that wait together, of whom this request may be the first.
+        """Whether the loads of all requests that wait end soon enough to wait for that.
 
-        All that the store has still to send must come soon enough, and sooner than this request
-        and those before it would be computed.
+        This request may be the first of them. All that the store has still to send must come
+        within a share of `together_s`, and sooner than the engine would compute this request and
+        the ones before it.
         """
         if self.place is None:
             return False

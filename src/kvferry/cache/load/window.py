@@ -26,11 +26,13 @@ from kvferry.connectors.base import Ticket
 
 __all__ = ["ASSUMED_BYTES_S", "Kept", "Window", "open_window"]
 
-# What a store is thought to deliver that has delivered nothing yet, while it is far away.
+# Bytes per second of a store that has delivered nothing yet, where too many would do harm: they
+# would be asked for before it is known that they are there, or that they pay.
 ASSUMED_BYTES_S = 80e6
-_BYTES_MAX = 128 << 20
-# How much more is read than a round trip carries: it is not known that well.
-_MARGIN = 2
+# How much a window reads at most, and how many times what a round trip carries: neither the
+# bandwidth nor the round trip is known well.
+_WINDOW_BYTES_MAX = 128 << 20
+_ROUND_TRIPS = 2
 # States of a chunk in a `_native.OnDemandPages`.
 _PLACED, _NO_ROOM = 1, 3
 
@@ -116,7 +118,7 @@ def open_window(
     if not tier.pages_on_demand:
         return None
     rate = tier.bandwidth_bytes_s if tier.measured else ASSUMED_BYTES_S
-    count = int(min(_MARGIN * rate * tier.question_s(), _BYTES_MAX)) // tier.chunk_bytes
+    count = int(min(_ROUND_TRIPS * rate * tier.question_s(), _WINDOW_BYTES_MAX)) // tier.chunk_bytes
     count = min(max(1, count), memory.pages, prompt.chunks - start)
     try:
         return Window(memory, tier, prompt, start, count, until)

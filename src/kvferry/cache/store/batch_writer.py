@@ -1,8 +1,8 @@
 """Writes a batch of chunks to a store: what is absent, as far as there is room; and says why not.
 
-What a store refuses for want of room is tried once more when room was made. Why it did not take
-what it was given last stays known, and is a line in the log once for each kind of trouble, not once
-for each batch.
+What a store refuses for want of room is tried once more when room was made. Why the store did not
+take its last batch stays known (`problem`), and is a line in the log once for each kind of trouble,
+not once for each batch.
 
 Threads: the writer's own; `problem` any.
 """
@@ -24,9 +24,8 @@ __all__ = ["BatchWriter"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# The same trouble is told again after so long.
-_TELL_EVERY_S = 600.0
-_TOLD_MAX = 100
+_TELL_EVERY_S = 600.0  # the same problem is logged again
+_TOLD_MAX = 100  # problems that are remembered
 _STRIPE_BYTES = 4 << 20  # as in native/codec/stripe.hpp
 
 
@@ -40,7 +39,7 @@ class BatchWriter:
         report: Called with the number of chunks that were written, and seconds.
 
     Attributes:
-        described: Whether the store knows what our identity is in words.
+        described: Whether the store has the description of the identity.
         written: Chunks that were written.
     """
 
@@ -63,14 +62,14 @@ class BatchWriter:
 
     @property
     def problem(self) -> str:
-        """Why the store did not take what it was given last; "": it did, or is back since."""
+        """Why the store did not take its last batch; "": it did, or is reachable again since."""
         over = self._was_away and self._tier.connector.available
         return "" if over else self._problem
 
     def write(
         self, keys: Sequence[str], pages: Sequence[memoryview], digests: Sequence[bytes]
     ) -> tuple[list[bool], str]:
-        """Write what is not there; which chunks are there now, and why others are not.
+        """Write the chunks that are absent; which are there now, and why others are not.
 
         Raises:
             KVFerryError: The store cannot be asked.
@@ -122,11 +121,11 @@ class BatchWriter:
         absent: list[int],
         there: list[bool],
     ) -> str:
-        """Write these; why not all of them were."""
+        """Write the absent chunks; why not all of them were written, or ""."""
         result, refused = self._set_once(keys, pages, absent, there)
         if refused and lacks_room(result.error):
             self._delete_stripes(keys, refused)
-            # Perhaps it was for a moment only: one says so at the least cost.
+            # Room may have been short for a moment only: one chunk finds out at the least cost.
             result, again = self._set_once(keys, pages, refused[:1], there)
             refused = again + refused[1:]
             if refused and not again:
@@ -139,18 +138,18 @@ class BatchWriter:
         if not refused:
             return ""
         if lacks_room(result.error):
-            self._fail(result.error or "", quiet=True)  # whoever measures it has told
+            self._fail(result.error or "", quiet=True)  # `Capacity` has logged it
             return "store_full"
         status = next(s for s in result if s is not Status.OK)
         text = result.error or status.name
-        if len(refused) < len(absent):  # it is about those chunks, and not about the store
+        if len(refused) < len(absent):  # a problem of these chunks, not of the store
             self._tell(text)
         else:
             self._fail(text, quiet=status is Status.UNAVAILABLE)
         return REASONS.get(status, "error")
 
     def _delete_stripes(self, keys: Sequence[str], refused: list[int]) -> None:
-        """Of a value in stripes some may have been taken, and nobody would ever find those."""
+        """Delete the stripes of refused values that were taken: nobody would find them."""
         if self._tier.chunk_bytes > _STRIPE_BYTES:
             self._tier.connector.batch_delete([keys[i] for i in refused])
 
@@ -176,7 +175,7 @@ class BatchWriter:
         return result, [i for i in which if not there[i]]
 
     def _fail(self, problem: str, *, quiet: bool = False) -> None:
-        """The store did not take what it was given; `quiet`: somebody else tells it."""
+        """The store did not take a batch; `quiet`: the reason is logged elsewhere."""
         self._problem, self._was_away = problem, not self._tier.connector.available
         if not quiet:
             self._tell(problem)

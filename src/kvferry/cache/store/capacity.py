@@ -1,25 +1,27 @@
-"""The limit of a store: what it holds is asked of the store, and the oldest chunks make room.
+"""The limit of a store: the store is asked what it holds, and the oldest chunks are evicted.
 
 Several processes on one store stay under the limit together, and a restart forgets nothing, because
-nobody counts what he has written: before each batch the store is asked what it holds. Above the
-watermark, chunks go until it holds `eviction_ratio` less; a batch that would not fit even then is
-not written. Batches are so small that several processes, which ask and write at the same moment,
-end below the limit all the same; while another process evicts, this one waits for it.
+no process counts what it has written: before each batch the store is asked what it holds. Above the
+watermark, chunks are evicted until the store holds `eviction_ratio` less; a batch that would not
+fit even then is not written. Batches are so small that several processes, which ask and write at
+the same moment, end below the limit all the same; while another process evicts, this one waits for
+it.
 
-Which chunks go is for a policy over an index of what the store holds, the same as that of memory:
-leaf-first, so that a prefix is shortened and never beheaded. The index learns from what this
-process stores and uses, and from scans: of keys that others have written, of uses that others made
-(as the store tells their age), and of keys that are gone. Chunks that are being read here are
-leased, and stay. Of several processes one at a time evicts, where the store can tell them apart.
+Which chunks are evicted is decided by a policy over an index of what the store holds, the same as
+that of memory: leaf-first, so that a prefix is shortened and never beheaded. The index learns from
+what this process stores and uses, and from scans: keys that other processes have written, uses that
+they made (as the store tells the age of a key), and keys that are gone. Chunks that are being read
+here are leased, and stay. Of several processes one at a time evicts, where the store can tell them
+apart.
 
-Identities that share a store lose chunks in proportion to what they hold, each its oldest: so none
-is starved by another that was there first.
+Identities that share a store lose chunks in proportion to what they hold, each its oldest: so no
+identity is starved by another one that was there first.
 
 A store that refuses chunks for want of room below the limit, or without one, has said what it can
-hold (`kvferry.cache.store.measured_usage`). From then on the same is done below that, first of all
-for what it refused. Where one node of a cluster is full, the oldest chunks of all nodes go until
-that one has
-room: a prefix lies on all of them, and behind a hole it is of no use.
+hold (`kvferry.cache.store.measured_limit`). From then on chunks are evicted below that, first of
+all for what the store refused. Where one node of a cluster is full, the oldest chunks of all nodes
+are evicted until the full one has room: a prefix lies on all nodes, and behind a hole it is of no
+use.
 
 Threads: any; one at a time makes room.
 """
@@ -33,7 +35,7 @@ from collections.abc import Callable, Sequence
 
 from kvferry import _native
 from kvferry.base.errors import KVFerryError, ServerError
-from kvferry.cache.store.measured_usage import MeasuredLimit
+from kvferry.cache.store.measured_limit import MeasuredLimit
 from kvferry.chunks.generation import FIRST, chunk_name, read_name
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
@@ -44,24 +46,18 @@ __all__ = ["Capacity"]
 
 _log = logging.getLogger("kvferry.cache")
 
-_ASK_S = 1.0  # limit for asking a store what it holds
+_USAGE_TIMEOUT_S = 1.0  # for asking a store what it holds
 _LEASE_S = 120.0
-_DELETE_KEYS = 512  # at a time
-_ROUNDS_MAX = 8
-# Others may have written since the last scan; a scan reads all keys, so it is not made often.
-_SCAN_EVERY_S = 5.0
-# A value takes more than its bytes: names, and what the server's allocator rounds up.
-_OVERHEAD = 1.3
-# Where nothing is evicted: the server's own tables grow in leaps.
-_FULL = 0.99
-# How many processes may write at the same moment.
-_WRITERS = 8
-# How long to wait for another process that evicts, and how often to look.
-_WAIT_S = 2.0
+_DELETE_KEYS_MAX = 512  # of one batch
+_ROUNDS_MAX = 8  # of one eviction
+_SCAN_EVERY_S = 5.0  # at most: a scan reads all keys of the store
+_OVERHEAD = 1.3  # of a value: names, and what the server's allocator rounds up
+_FULL_SHARE = 0.99  # of a limit without eviction: the server's own tables grow in leaps
+_WRITERS_MAX = 8  # processes that can write at the same moment without passing the limit
+_EVICTION_WAIT_S = 2.0  # for another process that evicts
 _LOOK_S = 0.05
-# Of the store's keys: beyond it, what the index does not know matters.
-_UNKNOWN_SHARE = 0.1
-# Where there is no room for a lock, processes evict beside each other, a part at a time.
+_UNKNOWN_SHARE = 0.1  # of what a store holds; beyond it a scan, or other identities, are worth it
+# Where the store has no room for a lock, processes evict beside each other, one part at a time.
 _UNLOCKED_PARTS = 8
 _NO_LIMIT = 1 << 62
 
@@ -82,7 +78,7 @@ class Capacity:
 
     Attributes:
         used_bytes: What the store holds, as it said last.
-        silent: It did not say what it holds.
+        silent: The store did not say what it holds.
         recall: Chunks that are known to be there, with the prompts that they belong to.
     """
 
@@ -126,7 +122,7 @@ class Capacity:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What it may hold, or turned out to hold at most; None: neither is known."""
+        """What the store may hold, or turned out to hold at most; None: neither is known."""
         found = [each for each in (self._configured_bytes, self._measured.held_bytes) if each]
         return min(found, default=None)
 
@@ -185,7 +181,7 @@ class Capacity:
             limit, held = self.limit_bytes, self.used_bytes
         if limit is None:
             return _NO_LIMIT
-        return int(max(0, limit - held) / (_WRITERS * _OVERHEAD))
+        return int(max(0, limit - held) / (_WRITERS_MAX * _OVERHEAD))
 
     def make_room(self, size_bytes: int) -> bool:
         """Whether `size_bytes` may be written now; evicts above the watermark.
@@ -230,8 +226,8 @@ class Capacity:
         )
 
     def _make_room(self, size_bytes: int) -> bool:
-        """With the lock, and what the store holds: see `make_room`."""
-        until = time.monotonic() + _WAIT_S
+        """See `make_room`; with the lock, and `_usage` as the store said it just now."""
+        until = time.monotonic() + _EVICTION_WAIT_S
         while self._evicts and self._excess(size_bytes) > 0:
             locked = self._locked()
             went = False
@@ -243,7 +239,7 @@ class Capacity:
                         self._connector.unlock_eviction()
                 if locked or not went:
                     break
-            # Somebody else is at it. Whoever wrote meanwhile might write beyond the limit.
+            # Another process evicts. Who wrote meanwhile could write beyond the limit.
             elif self._stopped.wait(_LOOK_S) or not self._ask():
                 return False
             if time.monotonic() > until:
@@ -253,20 +249,20 @@ class Capacity:
     def _fits(self, size_bytes: int) -> bool:
         needed, limit = self.used_bytes + size_bytes, self._watermark_bytes
         if not self._evicts and self._configured_bytes is not None:
-            limit = int(_FULL * self._configured_bytes)
+            limit = int(_FULL_SHARE * self._configured_bytes)
         return needed <= limit and self._measured.fits(self._usage.parts, size_bytes)
 
     def _locked(self) -> bool | None:
         """Whether this process alone evicts now; None: the store has no room for a lock."""
         try:
-            return self._connector.lock_eviction(_ASK_S * _ROUNDS_MAX)
+            return self._connector.lock_eviction(_USAGE_TIMEOUT_S * _ROUNDS_MAX)
         except ServerError:
             return None
 
     def _ask(self) -> bool:
-        """Ask the store what it holds; False: it does not say."""
+        """Ask the store what it holds; False: the store does not say."""
         try:
-            self._usage = self._connector.usage(timeout_s=_ASK_S)
+            self._usage = self._connector.usage(timeout_s=_USAGE_TIMEOUT_S)
         except KVFerryError as error:
             if not self.silent:
                 _log.warning("%s does not say what it holds: %s", self._name, error)
@@ -278,7 +274,7 @@ class Capacity:
         return True
 
     def _excess(self, size_bytes: int, *, goal: bool = False) -> int:
-        """How much has to go before so much may be written; `goal`: how much should."""
+        """How many bytes must be evicted before so many may be written; `goal`: how many should."""
         needed = self.used_bytes + size_bytes
         end = self._watermark_bytes
         over = needed - end
@@ -287,9 +283,9 @@ class Capacity:
         return max(over, self._measured.excess(self._usage.parts, size_bytes, goal=goal))
 
     def _evict(self, size_bytes: int, parts: int) -> bool:
-        """Delete victims until that fits: all that should go, or one of so many parts of it;
+        """Delete victims until the batch fits: all that should go, or one of `parts` parts of it;
         whether any went."""
-        # For what was refused, and not for the limit.
+        # Below the limit, for what was refused.
         bounded = self.used_bytes + size_bytes <= self._watermark_bytes
         goal = self._excess(size_bytes, goal=True)
         if bounded:
@@ -303,11 +299,11 @@ class Capacity:
             self._learn(self.used_bytes)
             others_share = self._others_share() if others else 0.0
             went = self._delete_others(int(excess * others_share)) if others_share else 0
-            if not went:  # what is not ours is not chunks
+            if not went:  # what other identities hold is no chunks
                 others, others_share = False, 0.0
             wanted = -(-int(excess * (1 - others_share)) // self._chunk_bytes)
             deleted = self._delete(wanted)
-            if deleted < wanted:  # nothing of ours is left that could go
+            if deleted < wanted:  # this identity has nothing left that could go
                 went += self._delete_others((wanted - deleted) * self._chunk_bytes)
             went += deleted
             any_went |= went > 0
@@ -320,14 +316,14 @@ class Capacity:
         return index.stats()["resident"] * self._chunk_bytes * _OVERHEAD
 
     def _others_share(self) -> float:
-        """How much of what the store holds is not this identity's; 0: little, or none."""
+        """The share of what the store holds that is not this identity's; 0: little, or none."""
         assert self._index is not None
         share = 1 - self._own_bytes(self._index) / max(1, self.used_bytes)
         return share if share > _UNKNOWN_SHARE else 0.0
 
     def _delete_others(self, size_bytes: int) -> int:
         try:
-            went = self._connector.evict_others(size_bytes, _ASK_S * _ROUNDS_MAX / 2)
+            went = self._connector.evict_others(size_bytes, _USAGE_TIMEOUT_S * _ROUNDS_MAX / 2)
         except KVFerryError as error:
             _log.warning("the store does not say what others have in it: %s", error)
             return 0
@@ -335,12 +331,12 @@ class Capacity:
         return went
 
     def _delete(self, count: int) -> int:
-        """Delete `count` chunks that are there, if there are so many victims; how many went."""
+        """Delete `count` chunks of this identity, if there are so many victims; how many went."""
         assert self._index is not None
         went = 0
-        until = time.monotonic() + _ASK_S * _ROUNDS_MAX
+        until = time.monotonic() + _USAGE_TIMEOUT_S * _ROUNDS_MAX
         while went < count and time.monotonic() < until:
-            victims = _split(self._index.evict(min(count - went, _DELETE_KEYS)))
+            victims = _split(self._index.evict(min(count - went, _DELETE_KEYS_MAX)))
             keys = [chunk_name(v, self._generations.pop(v, FIRST)) for v in victims]
             if not keys:
                 break
@@ -384,7 +380,7 @@ class Capacity:
         return len(found)
 
     def _named(self, index: _native.ChunkCache, hashes: bytes, generation: bytes) -> None:
-        """Their names have this generation. Of the first one, nothing needs to be kept."""
+        """Keep the generation of chunks, for their names; the first one needs no place."""
         if generation:
             self._generations.update(dict.fromkeys(_split(hashes), generation))
             while len(self._generations) > index.capacity:

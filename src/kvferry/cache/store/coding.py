@@ -1,4 +1,4 @@
-"""How chunks are written to a store where the settings leave that to the link (``auto``).
+"""How chunks are encoded for a store, where the settings leave the choice to the link (``auto``).
 
 A load of encoded chunks takes the longer one of two times: their fewer bytes on the link, and the
 decoding. So encoding pays where the link is slower than one thread, because others of the machine
@@ -14,7 +14,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 
 from kvferry import _native
 from kvferry.connectors.serde import CODECS
@@ -23,23 +22,23 @@ __all__ = ["Coding", "coder_bytes_s"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# The codecs, the shortest first. Of what a thread does: a link below that share gets chunks of this
-# codec, for the time of writing them counts as well. When they come faster than the last share, the
-# link could be quicker than the codec, and it is left; in between nothing changes, for then fewer
-# bytes on the link are seen as a link that is faster.
-_BEGIN = dict(sorted(((n, share) for n, _, share in _native.codecs() if share), key=itemgetter(1)))
+# The codecs, the shortest first, each with the share of what one thread encodes or decodes below
+# which the link must be for the codec to begin: the time of writing counts as well. Above `_END`
+# the link could be quicker than the codec, and the codec ends. In between nothing changes, because
+# fewer bytes on the link look like a faster link.
+_BEGIN = {"zstd": 0.25, "split12": 0.5}
 _END = 0.8
 _SAMPLE_BYTES = 1 << 20
 _ROUNDS = 3
 
 
 class Coding:
-    """Chooses for one store.
+    """Chooses the codec of one store.
 
     Args:
         name: Of the store, for the log.
-        write_as: Tells the connector.
-        coders: Says what one thread does by each codec.
+        write_as: Tells the connector the codec.
+        coders: Says how many bytes a second one thread encodes or decodes by each codec.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Coding:
         self.serde = "naive"
 
     def choose(self, seen_bytes_s: float) -> None:
-        """For what is written next; `seen_bytes_s`: how fast loads came, 0 before the first."""
+        """The codec of what is written next, by `seen_bytes_s` of loads; 0: nothing was loaded."""
         if not seen_bytes_s:
             return
         serde = next((each for each in _BEGIN if self._pays(each, seen_bytes_s)), "naive")

@@ -1,19 +1,19 @@
-"""What one store says of clears for everybody, and what a clear has left in it.
+"""What one store says of clears for everybody, and the stale chunks that a clear leaves in it.
 
-In the store lies a mark for each identity, with a counter and a random number. It is read once a
-second, and before the first question that the store is asked. A clear for everybody writes a higher
-counter; whoever reads it finds nothing of before. A store that has an older mark than the cache,
-which heard the newer one elsewhere, is told that one.
+The store keeps a mark for each identity, with a counter and a random number. The mark is read once
+a second, and before the first question that the store is asked. A clear for everybody writes a mark
+with a higher counter; whoever reads it finds nothing of before. A store whose mark is older than
+the cache's, which heard a newer one elsewhere, is told the newer one.
 
-A store can lose the mark, or bring an old one back: it was evicted or flushed, or a replica that
-lagged was promoted. Then a new one is drawn, and never an old one taken. As long as nobody has
-cleared there is no mark, and nothing to lose.
+A store can lose the mark, or bring an old one back: the mark was evicted or flushed, or a replica
+that lagged was promoted. Then a new mark is drawn, and never an old one taken. As long as nobody
+has cleared there is no mark, and nothing to lose.
 
-While a store that answers does not say the cache's mark, nothing is read from that store: that is a
-miss. One that is known not to answer is not asked: its connector finds out when it does again.
+While a store that answers does not say the cache's mark, nothing is read from it: every read is a
+miss. A store that is known not to answer is not asked: its connector finds out when it does again.
 
-What earlier generations have in the store is deleted behind it, chunk by chunk, until nothing of
-them is left. Nothing depends on that: nobody looks for those names any more.
+Chunks of earlier generations are deleted from the store in the background until none is left.
+Nothing depends on the deletion: nobody looks for their names any more.
 
 Threads: any; one of its own, from the first moment that there is something to do.
 """
@@ -30,7 +30,7 @@ from typing import Protocol, runtime_checkable
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache.steps import Steps, Wait, finish
-from kvferry.cache.store import awake
+from kvferry.cache.store import process_breaks
 from kvferry.cache.store.newest_mark import NewestMark
 from kvferry.chunks.generation import Mark, read_name
 from kvferry.client.batch import Status
@@ -40,19 +40,15 @@ __all__ = ["GenerationStore", "StoreGenerations"]
 
 _log = logging.getLogger("kvferry.cache")
 
-_EVERY_S = 1.0
-_AGAIN_S = 0.1  # others may draw at the same moment
-# Who did not hear from the store for so long asks it before anything is read from it.
-_VALID_S = 3.0
-# An answer may take so long, but is waited for no longer than the second.
-_TIMEOUT_S = 5.0
-_PATIENCE_S = 1.0
-_TRIES = 8  # others may write too
-_DELETE_KEYS = 256
-# A deletion that fails is tried again, later and later, and given up after so long.
-_RETRY_S = 1.0
-_RETRY_S_MAX = 30.0
-_DELETE_S_MAX = 3600.0
+_EVERY_S = 1.0  # that the mark is read
+_AGAIN_S = 0.1  # after a mark was written: others may draw one at the same moment
+_VALID_S = 3.0  # an answer that is older does not count: the store is asked before it is read from
+_TIMEOUT_S = 5.0  # for the answer of the store
+_PATIENCE_S = 1.0  # that anybody waits for the answer
+_WRITES_MAX = 8  # of one clear: others may write too
+_DELETE_KEYS_MAX = 256  # of one batch
+_RETRY_S, _RETRY_S_MAX = 1.0, 30.0  # before a deletion that failed is tried again
+_DELETE_S_MAX = 3600.0  # after which a deletion is given up
 
 
 @runtime_checkable
@@ -66,11 +62,11 @@ class GenerationStore(Protocol):
     def read_mark(self, timeout_s: float) -> bytes | None: ...
 
     def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
-        """Write it; `absent`: only where there is none."""
+        """Write a mark; `absent`: only where there is none."""
 
 
 class StoreGenerations:
-    """See the module.
+    """The mark of one store, and its deletions.
 
     Args:
         name: Of the store.
@@ -106,7 +102,7 @@ class StoreGenerations:
 
     @property
     def keeps(self) -> bool:
-        """Whether the store can say it to everybody."""
+        """Whether the store keeps marks, so that a clear reaches everybody who uses it."""
         return self._keeps is not None
 
     @property
@@ -128,7 +124,7 @@ class StoreGenerations:
             self._wake.notify_all()
 
     def wait(self, until: float) -> bool:
-        """Wait until it is known, up to a moment of ``time.monotonic``; whether it is.
+        """Wait until the mark is `known`, up to a moment of ``time.monotonic``; whether it is.
 
         Nobody waits for a store that did not answer the last time.
         """
@@ -146,14 +142,14 @@ class StoreGenerations:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether waiting for it makes no sense, or none any more."""
+        """Whether waiting for the store makes no sense, or none any more."""
         over = self.known or self._closed or self._failed or not self._connector.available
         return over or time.monotonic() - self._asking_since > _PATIENCE_S
 
     # --- Clearing ---
 
     def read(self) -> Mark:
-        """What lies there now.
+        """The mark of the store now.
 
         Raises:
             UnavailableError, DeadlineExceeded, ServerError: The store does not say.
@@ -162,18 +158,18 @@ class StoreGenerations:
         return Mark.decode(self._keeps.read_mark(_TIMEOUT_S))
 
     def tell(self, *, now: bool = True) -> None:
-        """Have the store say what the cache has just renewed; not `now`: when it answers again.
+        """Have the store say the mark that the cache has just renewed; not `now`: when it answers.
 
         Raises:
-            UnavailableError, DeadlineExceeded, ServerError: The store does not take it. It is
-                renewed for it once more as soon as it answers.
+            UnavailableError, DeadlineExceeded, ServerError: The store does not take the mark. It is
+                told as soon as it answers.
         """
         assert self._keeps is not None
         self._owes = True
         if not now:
             return
         with self._asking:
-            for _ in range(_TRIES):
+            for _ in range(_WRITES_MAX):
                 if not self._compare(time.monotonic()):
                     return
         raise UnavailableError(f"{self._name} does not keep the generation that is written to it")
@@ -182,8 +178,8 @@ class StoreGenerations:
         """Delete chunks of some generations some time.
 
         Args:
-            which: Says it of a generation.
-            ready: Whether nothing of them is being written any more.
+            which: Says of a generation whether it is one of these.
+            ready: Whether nothing of these is being written any more.
         """
         with self._lock:
             self._deletions.append(_Deletion(which, ready, time.monotonic()))
@@ -245,10 +241,10 @@ class StoreGenerations:
             self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
 
     def _ask(self, began: float) -> bool:
-        """Hear and tell; whether to ask again at once."""
-        # Dialling a store that is away would take the engine's processor. What it was before this
-        # process was stopped says nothing.
-        if not self._connector.available and began - awake.since() > _PATIENCE_S:
+        """Hear the store's mark and tell the cache's; whether to ask again at once."""
+        # Dialling a store that is away would take the engine's processor. That it was away before
+        # this process was stopped says nothing.
+        if not self._connector.available and began - process_breaks.since() > _PATIENCE_S:
             self._fail(began)
             return False
         with self._asking:
@@ -262,9 +258,9 @@ class StoreGenerations:
                 return False
 
     def _compare(self, began: float) -> bool:
-        """Read the mark, and write the cache's where that is the newer one; whether it did.
+        """Read the mark, and write the cache's where the cache's is newer; whether it was written.
 
-        What was written is read again before it counts: another cache may have written too.
+        A mark that was written is read again before it counts: another cache may write too.
         """
         assert self._keeps is not None
         value = self._keeps.read_mark(_TIMEOUT_S)
@@ -279,8 +275,8 @@ class StoreGenerations:
         if found == newest and not damaged:
             self._take(found, began)
             return False
-        # One that lags is told. One that says what did not come before ours was cleared by somebody
-        # who did not know of ours.
+        # A store that lags is told. A store whose mark did not come before the cache's was cleared
+        # by somebody who did not know of the cache's.
         if lost:
             _log.info("%s has lost its generation: a new one was drawn", self._name)
             self._newest.renew(found)
@@ -332,7 +328,7 @@ class StoreGenerations:
                 one.wait_s = min(2 * one.wait_s, _RETRY_S_MAX)
 
     def _delete_pass(self, which: Callable[[bytes], bool]) -> int:
-        """Delete what is there now; how many chunks there were."""
+        """Delete the chunks of these generations that are there now; how many there were."""
         count = 0
         delete = getattr(self._connector, "delete_generations", self._deleted)
         for gone in delete(which):
@@ -343,7 +339,7 @@ class StoreGenerations:
         return count
 
     def _deleted(self, which: Callable[[bytes], bool]) -> Iterator[int]:
-        for batch in self._connector.scan(_DELETE_KEYS):
+        for batch in self._connector.scan(_DELETE_KEYS_MAX):
             keys = [key for key, _ in batch if (name := read_name(key)) and which(name[1])]
             yield self._connector.batch_delete(keys).count(Status.OK) if keys else 0
 
@@ -366,7 +362,7 @@ class _Said:
 
 
 class _Deletion:
-    """What is to be deleted, and when it is tried next."""
+    """Generations whose chunks are to be deleted, and when that is tried next."""
 
     __slots__ = ("at", "began", "ready", "wait_s", "which")
 

@@ -1,8 +1,8 @@
 """Questions to a store that nobody waits for any more, and whether it is silent.
 
 A question that is not answered in time is left, and until its answer comes nobody should wait for
-the store. When it comes it is learnt from all the same. One that never comes is given up, and
-another question is sent to see whether the store answers again.
+the store. How long a late answer took is learnt all the same. A question whose answer never comes
+is given up, and another one is sent to see whether the store answers again.
 
 Threads: any.
 """
@@ -27,10 +27,11 @@ _log = logging.getLogger("kvferry.cache")
 
 # What is asked of a store to see whether it answers.
 _CANARY = "canary"
-# A question that was left is given up after this, and another one sent.
-_LATE_S = 10.0
-# One that nobody ever waited for may take so long beyond what is expected.
-_GRACE_S = 0.02
+# A question that was left is given up after this time, and another one sent.
+_GIVEN_UP_S = 10.0
+# How much longer than expected an answer may take that nobody ever waited for, before the store
+# counts as silent.
+_UNAWAITED_GRACE_S = 0.02
 _TELL_EVERY_S = 60.0
 
 
@@ -44,7 +45,7 @@ class _Late(NamedTuple):
 
 
 class LateAnswers:
-    """Those of one store.
+    """The late answers of one store.
 
     Args:
         name: Of the store, for people.
@@ -75,7 +76,7 @@ class LateAnswers:
         kept, hung = [], False
         for each in late:
             result = each.ticket.wait(0)
-            if result is None and now - each.began < _LATE_S:
+            if result is None and now - each.began < _GIVEN_UP_S:
                 kept.append(each)
             elif result is None or not self._answered(result, result.elapsed_s, each.is_canary):
                 each.ticket.cancel()
@@ -100,7 +101,7 @@ class LateAnswers:
         """
         now, waited = time.monotonic(), limit_s > 0
         with self._lock:
-            silent_at = now if waited else now + 2 * question_s + _GRACE_S
+            silent_at = now if waited else now + 2 * question_s + _UNAWAITED_GRACE_S
             self._late.append(_Late(ticket, began, silent_at, False))
             if not waited or self._told_silent or now < self._tell_at:
                 return

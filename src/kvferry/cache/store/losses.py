@@ -1,16 +1,16 @@
-"""What a store has lost although it had it: noticed when somebody asks for it, and written again.
+"""Chunks that a store has lost: found out when somebody asks for them, and written again.
 
 A store that was flushed, or came back empty, lacks chunks that memory still has. Nobody would write
-them again, because they are not new. So every chunk that a store is known to have had is remembered
-(`Known`). When a prompt is looked up that memory has, the store is asked too, about once a second.
-What it lacks is written again from memory; and if that was no chunk's time to go, the store may
-have lost more, so all others that are remembered follow.
+these chunks again, because they are not new. So every chunk that a store is known to have had is
+remembered (`Tier.known`). When a prompt is looked up that memory has, the store is asked too, about
+once a second. Chunks that the store lacks are written again from memory; and if their time to live
+was not over, the store may have lost more, so all others that are remembered follow.
 
-This is done by the store's writer when nothing else waits: a batch at a time, root first, with
-pauses that leave most of the time to others. Only what was looked up may make the store evict
-something; the rest goes as long as there is room.
+The store's writer does this when nothing else waits: a batch at a time, root first, with pauses
+that leave most of the time to others. Only chunks that were looked up may make the store evict
+something; the rest is written as long as there is room.
 
-Threads: `Known` and `observe` any; the rest is the writer's.
+Threads: `observe` and `idle` any; the rest is the writer's.
 """
 
 from __future__ import annotations
@@ -26,21 +26,18 @@ from kvferry.client.batch import Status
 
 __all__ = ["Losses"]
 
-# How often a store is asked for what memory has.
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 1.0  # that a store is asked for chunks that memory has
 _ASKED_MAX = 4096  # chunks of one question
-# Pause after a batch, in times of what it took: a quarter of the time is ours at most.
-_PAUSE = 3.0
-# The share of a store's limit up to which chunks go there that nobody asks for.
-_FULL = 0.8
+_PAUSE_TIMES = 3.0  # that a batch took: a quarter of the time is the writer's at most
+_UNASKED_SHARE = 0.8  # of a store's limit, up to which chunks are written that nobody asked for
 
 
 class Losses:
     """What one store has lost.
 
     Args:
-        tier: The store; its `known` is what it had.
-        ttl_s: How long it keeps what is written; None: as long as it can.
+        tier: The store; `Tier.known` is what it had.
+        ttl_s: How long the store keeps what is written; None: as long as it can.
     """
 
     def __init__(self, tier: Tier, ttl_s: float | None) -> None:
@@ -55,7 +52,7 @@ class Losses:
 
     @property
     def idle(self) -> bool:
-        """Whether `observe` has an effect: nothing that it told is still to be looked at."""
+        """Whether `observe` has an effect: no prompt waits to be asked for."""
         return self._asked is None
 
     def observe(self, prompt: Prompt, held: int, missed: list[int]) -> bool:
@@ -78,7 +75,7 @@ class Losses:
         return max(0.0, min(moments) - now) if moments else None
 
     def look(self) -> bool:
-        """Ask the store for what was noticed; whether it has lost something that it had."""
+        """Ask the store for the observed prompt; whether chunks were lost before their time."""
         now = time.monotonic()
         with self._lock:
             if now < self._look_at:
@@ -98,7 +95,7 @@ class Losses:
         if not gone:
             return False
         lost = [chunk for chunk in gone if chunk in had]
-        # Who wrote it knows a moment later than the store when its time began.
+        # The store begins to count the time to live a moment before the writer knows.
         late = time.monotonic() - (max(0.0, self._ttl_s - 1) if self._ttl_s else float("inf"))
         if self._tier.capacity is not None:
             self._tier.capacity.gone(b"".join(prompt.digest(chunk) for chunk in lost))
@@ -112,7 +109,7 @@ class Losses:
         return surprising
 
     def next(self, chunks_max: int) -> tuple[Prompt, list[int]] | None:
-        """What to write now, if it is absent."""
+        """What to write now, where it is absent: chunks of a prompt."""
         if time.monotonic() < self._rest_until:
             return None
         if self._wanted:
@@ -122,11 +119,11 @@ class Losses:
         return _some(self._others, chunks_max) if self._others else None
 
     def rest(self, took_s: float) -> None:
-        """A batch took so long: leave the store to others for a while."""
-        self._rest_until = time.monotonic() + _PAUSE * took_s
+        """A batch took so long: leave the store to other work for a while."""
+        self._rest_until = time.monotonic() + _PAUSE_TIMES * took_s
 
     def give_up(self) -> None:
-        """The store does not take what it lacks; the next question finds that out anew."""
+        """The store does not take what it lacks; the next question finds the losses anew."""
         self._wanted.clear()
         self._others.clear()
 
@@ -139,7 +136,7 @@ class Losses:
         limits = [usage.capacity_bytes, None if capacity is None else capacity.limit_bytes]
         limit = min((limit for limit in limits if limit is not None), default=None)
         used = usage.used_bytes + chunks * self._tier.chunk_bytes
-        return limit is None or used <= _FULL * limit
+        return limit is None or used <= _UNASKED_SHARE * limit
 
 
 def _some(waiting: deque[tuple[Prompt, list[int]]], chunks_max: int) -> tuple[Prompt, list[int]]:

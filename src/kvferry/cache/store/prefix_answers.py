@@ -45,9 +45,9 @@ class Probe:
     """What a tier said about a prefix.
 
     Attributes:
-        end: The index of the first chunk that it does not have.
-        reason: Why it ends there: "" (it does not), "never_stored", "unavailable", "deadline"...
-        took_s: How long it took to say so.
+        end: The index of the first chunk that the tier does not have.
+        reason: Why the prefix ends there: "" (it does not), "never_stored", "deadline"...
+        took_s: How long the answer took.
     """
 
     __slots__ = ("end", "reason", "took_s")
@@ -66,7 +66,7 @@ class Asked:
         touch: What is there counts as used.
         until: The moment up to which the answer may be waited for.
         began: When it was sent.
-        sure: It is known to be absent, so nobody is asked.
+        sure: The first chunk is known to be absent, so nobody need wait for the answer.
         ticket: Of the job; None: there is an answer already.
         probe: The answer, from `start` on.
         result: What the store said of each chunk; None: not yet, or not in so many words.

@@ -39,9 +39,9 @@ class StoreTier:
     """One store of a cache.
 
     Attributes:
-        tier: What it is asked.
-        capacity: Keeps it below its limit, or below what it turns out to hold.
-        writer: Writes to it.
+        tier: Asks the store, and loads from it.
+        capacity: Keeps the store below its limit, or below what it turns out to hold.
+        writer: Writes to the store.
         writes: Whether chunks are written there; False: others do that.
     """
 
@@ -91,12 +91,12 @@ class StoreTier:
 
     @property
     def is_deaf(self) -> bool:
-        """Whether a clear for everybody does not reach who else uses this."""
+        """Whether a clear for everybody does not reach who else uses this store."""
         return not self.generations.keeps
 
     def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
         """Nobody here asks for these generations any more: nothing of them is written from now on.
-        `delete`: nobody does at all, so what is there is deleted some time."""
+        `delete`: nobody at all asks for them, so what is there is deleted some time."""
         self.writer.drop(which)
         self.tier.known.forget(which)
         if delete:

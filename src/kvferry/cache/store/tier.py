@@ -1,10 +1,10 @@
 """L2: one store behind the cache, with what was learnt about it.
 
-A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
-long would loading it take (`predict_s`). What it was asked, and how long that took, it remembers.
+A tier answers two questions: how much of a prefix the store has (`probe`, within a limit), and how
+long loading chunks would take (`predict_s`), by how long questions and loads have taken.
 
-A question that is not answered in time is left, see `kvferry.cache.store.late_answers`: so a store
-that hangs costs one request what it may lose, and the others nothing.
+A question that is not answered in time is left, see `store.late_answers`: so a store that hangs
+costs one request what that may lose, and the others nothing.
 
 Threads: any.
 """
@@ -21,11 +21,9 @@ from contextlib import contextmanager, suppress
 from kvferry.base.errors import KVFerryError
 from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
 from kvferry.cache.cost.patience import WINS_MAX, Odds
-from kvferry.cache.steps import Steps, Wait, finish
+from kvferry.cache.steps import Polled, Steps, Wait, finish
 from kvferry.cache.store.capacity import Capacity
-from kvferry.cache.store.contact import reached
-from kvferry.cache.store.corrupt_chunks import Refusals
-from kvferry.cache.store.known_chunks import Known
+from kvferry.cache.store.known_chunks import Known, Refusals
 from kvferry.cache.store.late_answers import LateAnswers
 from kvferry.cache.store.prefix_answers import REASONS, Asked, Probe, reason_of
 from kvferry.chunks.prompt import Prompt
@@ -55,9 +53,8 @@ class Tier:
         refusals: Chunks that it had, and that were something else.
         measured: A load has come to its end, so that what is known can be relied upon.
         sees: It said what it has without being asked, the last time: a hit waits once.
-        pages_on_demand: Reads may take their pages when values come, see
-        `kvferry.cache.load.window`.
-        contact_until: Until this moment it is waited for the store to be reached at all.
+        pages_on_demand: Reads may take their pages when values come; see `load.window`.
+        contact_until: A moment up to which requests wait for the store to be reached at all.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
 
@@ -117,10 +114,14 @@ class Tier:
     def send(
         self, prompt: Prompt, start: int, until: float, *, touch: bool = True, whole: bool = False
     ) -> Steps[Asked]:
-        """Ask the same, for `answer` to wait. `whole`: also for what is behind a missing chunk."""
+        """Ask the same without waiting, for `answer` to do so.
+
+        Args:
+            whole: Also for what is behind a missing chunk.
+        """
         began = time.monotonic()
         asked = Asked(prompt, start, touch, until, began)
-        if not (yield from reached(self.connector, min(until, self.contact_until))):
+        if not (yield from _reached(self.connector, min(until, self.contact_until))):
             asked.probe = Probe(start, "unavailable")
         elif self.silent or until <= began:
             asked.probe = Probe(start, "deadline")
@@ -142,19 +143,19 @@ class Tier:
         return asked
 
     def look(self, prompt: Prompt, start: int) -> None:
-        """Have `sees` be about this prompt; asks nobody."""
+        """Have `sees` be about this prompt; the store is not asked."""
         if not self.sees and self._leading is not None:  # else the question finds out
             self.sees = bool(self._leading(prompt.keys(start, start + 1)))
 
     def answer(self, asked: Asked) -> Steps[Probe]:
-        """Wait for the answer to a question, as long as it says; late, it is left."""
+        """Wait for the answer to a question, up to its `until`; one that is late is left."""
         ticket, start = asked.ticket, asked.start
         if ticket is None:
             assert asked.probe is not None
             return asked.probe
         asked.ticket = None
         result = ticket.wait(0.0)
-        # It may have come while somebody else was waited for.
+        # The answer may have come while another store was waited for.
         took_s = result.elapsed_s if result is not None else 0.0
         if result is None:
             result = yield Wait(ticket, max(0.0, asked.until - time.monotonic()))
@@ -172,7 +173,7 @@ class Tier:
         return asked.probe
 
     def leave(self, asked: Asked) -> None:
-        """Nobody waits for the answer; it is learnt from when it comes."""
+        """Nobody waits for this answer; when it comes, how long it took is learnt."""
         ticket, asked.ticket = asked.ticket, None
         if ticket is not None:
             self._leave(ticket, asked.began, 0.0)
@@ -182,7 +183,7 @@ class Tier:
             self.capacity.used(asked.prompt.first(asked.start + found), asked.prompt.generation)
 
     def ask(self, prompt: Prompt, start: int) -> None:
-        """Ask the same without waiting for the answer, which is learnt from when it comes."""
+        """Ask as `probe` does, for nobody; when the answer comes, how long it took is learnt."""
         if not self.connector.available or self.silent:
             return
         began = time.monotonic()
@@ -203,16 +204,16 @@ class Tier:
 
     @property
     def odds(self) -> float:
-        """How much of what it is asked for it mostly has, as a part of 1."""
+        """How much of what it is asked for the store mostly has, as a part of 1."""
         return self.wins / (1 + self.wins)
 
     @property
     def asked(self) -> bool:
-        """Whether it has ever said what it has, or was loaded from."""
+        """Whether the store has ever said what it has, or was loaded from."""
         return self._answers > 0 or self._load.samples > 0
 
     def _answered(self, result: BatchResult, took_s: float, is_canary: bool = False) -> bool:
-        """Learn from the answer to a question; False: it is none."""
+        """Learn from the result of a question; False: it is no answer."""
         found = result.prefix_len
         if found < len(result) and result[found] is not Status.MISS:
             return False
@@ -234,19 +235,19 @@ class Tier:
             return self._load.predict_s(chunks * self.chunk_bytes, time.monotonic(), queued_bytes)
 
     def queued_bytes(self) -> int:
-        """What loads that go on have not received yet."""
+        """How many bytes loads that go on have not received yet."""
         received_bytes = self.received_bytes()
         with self._lock:
             return min(self._loading_bytes, max(0, self._loaded_at_bytes - received_bytes))
 
     @property
     def bandwidth_bytes_s(self) -> float:
-        """Bytes per second that it is thought to deliver."""
+        """Bytes per second that the store is thought to deliver."""
         with self._lock:
             return self._load.bandwidth_bytes_s(time.monotonic())
 
     def question_s(self) -> float:
-        """Seconds that asking it takes."""
+        """Seconds that an answer of the store takes."""
         with self._lock:
             return self._load.fixed_s(time.monotonic())
 
@@ -282,7 +283,7 @@ class Tier:
 
     @contextmanager
     def loading(self, prompt: Prompt, start: int, end: int) -> Iterator[None]:
-        """While chunks are being loaded: others reckon with that, and they are not evicted here."""
+        """While chunks are being loaded: `predict_s` counts them, and the store keeps them."""
         size_bytes = (end - start) * self.chunk_bytes
         lease = 0 if self.capacity is None else self.capacity.lease(prompt.first(end))
         received_bytes = self.received_bytes()
@@ -304,16 +305,18 @@ class Tier:
             self._drained += chunks
 
     def received_bytes(self) -> int:
-        """What has come from the store so far, for whomever; only differences mean something.
-        Encoded chunks count as what they become, because a load counts in chunks."""
+        """How many bytes have come from the store, for whomever; only differences mean something.
+
+        Encoded chunks count as what they become, because a load counts in chunks.
+        """
         return int(self._counter("client_content_received", "bytes_read"))
 
     def round_trip_s(self) -> float:
-        """How far away it is by its client's account; infinite: that is not known."""
+        """How far away the store is, by its client's account; infinite: that is not known."""
         return (self._counter("client_round_trip_us") or math.inf) / 1e6
 
     def _counter(self, *names: str) -> float:
-        """The first of these that it counts."""
+        """The first of these counters that the connector has; 0: it has none."""
         found = self.counted()
         value = next((found[name] for name in names if name in found), 0)
         return value if isinstance(value, int | float) else 0
@@ -334,9 +337,9 @@ class Tier:
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Chunks that should be there were not, or were something else.
 
-        What was something else the connector has deleted, and it is remembered. What is a miss
-        after all may be half there: stripes of two writes, or some of one. Nobody would write it
-        again as long as it looks present, so it is deleted.
+        The connector has deleted chunks that were something else, and `refusals` remembers them. A
+        chunk that is a miss after all may be half there: stripes of two writes, or some of one.
+        Nobody would write it again as long as it looks present, so it is deleted.
         """
         missing = []
         for index, chunk in enumerate(chunks):
@@ -369,3 +372,11 @@ class Tier:
                 "loading_bytes": self._loading_bytes,
                 "drained_chunks": self._drained,
             }
+
+
+def _reached(connector: Connector, until: float) -> Steps[bool]:
+    """Whether a store is available; waits for that up to a moment of ``time.monotonic``."""
+    left_s = until - time.monotonic()
+    if left_s > 0 and not connector.available:
+        yield Wait(Polled(lambda: connector.available), left_s)
+    return connector.available

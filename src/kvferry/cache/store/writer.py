@@ -3,8 +3,8 @@
 One thread for each store takes chunks from a queue and writes them in batches, root first, so that
 what is there at any moment is a usable prefix. What waits is written together, as much as a batch
 holds: far away each batch takes a round trip or two, however little is in it. The chunks keep their
-pages until they are written; that is why the queue is bounded in bytes. What does not fit is
-dropped and counted: it stays in memory, and the engine is never kept waiting. What the store has
+pages until they are written; that is why the queue is bounded in bytes. Chunks that do not fit are
+dropped and counted: they stay in memory, and the engine is never kept waiting. What the store has
 already is not sent again. When nothing waits, what the store has lost is written again (see
 `kvferry.cache.store.losses`).
 
@@ -34,11 +34,9 @@ __all__ = ["Hold", "WriteJob", "Writer"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# One batch: enough to fill the wire, little enough that capacity is asked for often.
-_BATCH_BYTES = 64 << 20
-_WORDS = {"queue_full": FULL_QUEUE, "cancelled": "there was no time for it"}
-# Chunks that are in memory and in no store, to be offered again when they are stored again.
-_MISSED_MAX = 100_000
+_BATCH_BYTES = 64 << 20  # enough to fill the link, little enough that capacity is asked for often
+_REASON_TEXTS = {"queue_full": FULL_QUEUE, "cancelled": "there was no time for it"}
+_MISSED_MAX = 100_000  # chunks that the store did not get, to be offered again when stored again
 
 
 def _nobody(_count: int, _why: str) -> None: ...
@@ -49,12 +47,12 @@ class WriteJob:
     """Chunks of one prompt that are to be written.
 
     Attributes:
-        prompt: What they belong to.
+        prompt: What the chunks belong to.
         chunks: Their indexes, ascending.
         pages: Their bytes.
         release: To be called once, when the pages are no longer needed.
         settled: To be called once, with how many the store has acknowledged and why not all.
-        there: How many it has acknowledged so far.
+        there: How many the store has acknowledged so far.
     """
 
     prompt: Prompt
@@ -93,13 +91,13 @@ class Writer:
 
     Args:
         tier: The store.
-        queue_bytes_max: Limit of what waits and is being written.
+        queue_bytes_max: Limit of the bytes that wait and are being written.
         capacity: Keeps the store below its limit.
         ttl_s: Time to live of what is written; None: the store's default.
         report: Called with the number of chunks, seconds and a reason ("" for written chunks).
 
     Attributes:
-        batches: Writes them, a batch at a time.
+        batches: Writes the chunks, a batch at a time.
         lease: Makes a job of chunks of a prompt that memory still has; None: nothing is written
             again.
         written_again: Chunks that the store had lost and has again.
@@ -146,7 +144,7 @@ class Writer:
         return digest in self._missed
 
     def offer(self, job: WriteJob) -> bool:
-        """Queue a job; False: there is no room for it, and it is over."""
+        """Queue a job; False: there is no room for the job, and it has been settled."""
         size = len(job.chunks) * self._tier.chunk_bytes
         with self._lock:
             reason = "cancelled" if self._closing else "queue_full"
@@ -158,7 +156,7 @@ class Writer:
             self._miss(job)
         self._report(len(job.chunks), 0.0, reason)
         job.release()
-        job.settled(0, _WORDS[reason])
+        job.settled(0, _REASON_TEXTS[reason])
         return False
 
     def missed(self, prompt: Prompt) -> list[int]:
@@ -348,7 +346,7 @@ class Writer:
         except Exception as error:
             noticed("write", error)
         if reason:
-            why = _WORDS.get(reason) or self.batches.problem or reason.replace("_", " ")
+            why = _REASON_TEXTS.get(reason) or self.batches.problem or reason.replace("_", " ")
         job.settled(job.there, why)
         with self._lock:
             if reason:

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _NEED_LMCACHE = {
-    "KvferryAdapter": "adapter",
+    "KvferryAdapter": "remote",
     "KvferryConnector": "remote",
     "KvferryL2Adapter": "l2",
 }

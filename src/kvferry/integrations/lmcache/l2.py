@@ -23,6 +23,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,9 +37,10 @@ from kvferry.base.errors import ConfigError, KVFerryError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.client.batch import Status
 from kvferry.client.operation import Verb
+from kvferry.config import ClientConfig
 from kvferry.config.integrations import LmcacheSettings
+from kvferry.connectors.control import Control, ControlNode
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
-from kvferry.integrations.lmcache.server_usage import ServerUsage
 
 __all__ = ["KvferryL2Adapter", "key_text"]
 
@@ -46,6 +48,8 @@ _log = logging.getLogger("kvferry.integrations.lmcache")
 
 SIZES_MAX = 4_000_000  # keys in the accounts
 _GIB = 1 << 30
+_USAGE_TIMEOUT_S = 1.0
+_USAGE_AGE_S = 1.0  # how old an answer may be
 _GRACE_S = 1.0  # how much later than its limit a delete looks for its end
 
 
@@ -76,7 +80,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             raise ConfigError(f"adapter_params: server_usage={server_usage!r} is no true or false")
         self._batches = Batches(LmcacheSettings.read(own))
         config = self._batches.settings.client
-        self._server = ServerUsage(config) if server_usage else None
+        self._server = _ServerUsage(config) if server_usage else None
         if self._server and not capacity_bytes:
             capacity_bytes = self._server.capacity_bytes()
         super().__init__(max_capacity_bytes=capacity_bytes)
@@ -298,6 +302,55 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             self._server.close()
         for event in (*self._events.values(), self._stop):
             event.close()
+
+
+class _ServerUsage:
+    """What the servers hold and may hold, as they say themselves: the sum over all primaries.
+
+    Any thread; a call waits `_USAGE_TIMEOUT_S` at most for each server."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._control = Control(config)
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._used: int | None = None
+        self._capacity = 0
+
+    def used_bytes(self) -> int | None:
+        """Bytes of data; None: they do not say."""
+        self._refresh()
+        return self._used
+
+    def capacity_bytes(self) -> int:
+        """Their ``maxmemory`` together; 0: they have none, or do not say."""
+        self._refresh()
+        return self._capacity
+
+    def close(self) -> None:
+        """End the connection."""
+        self._control.close()
+
+    def _refresh(self) -> None:
+        with self._lock:
+            if time.monotonic() - self._asked < _USAGE_AGE_S:
+                return
+            try:
+                told = list(self._control.each(_USAGE_TIMEOUT_S, _memory_of))
+            except KVFerryError:
+                self._used = None
+            else:
+                self._used = sum(used for used, _ in told)
+                limits = [limit for _, limit in told]
+                self._capacity = sum(limits) if all(limits) else 0
+            self._asked = time.monotonic()
+
+
+def _memory_of(node: ControlNode, left_s: float) -> tuple[int, int]:
+    text = node.ask(b"INFO", b"memory", timeout_s=left_s)
+    lines = text.decode(errors="replace").splitlines() if isinstance(text, bytes) else []
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    used = told.get("used_memory_dataset") or told.get("used_memory", "0")
+    return int(used), int(told.get("maxmemory", "0"))
 
 
 def _bitmap(statuses: bytes) -> Any:

@@ -1,8 +1,19 @@
-"""LMCache's in-process remote connector over our asyncio client.
+"""LMCache's in-process remote connector over our asyncio client, and the plug-in that makes it.
 
-LMCache makes one for each worker and calls it from two sides: coroutines on its event loop, and the
-methods that end in ``_sync`` and ``batched_contains`` from the engine's threads. The latter go to
-the native client straight away, so neither side waits for the other.
+    remote_storage_plugins: ["kvferry"]
+    extra_config:
+      remote_storage_plugin.kvferry.module_path: kvferry.integrations.lmcache
+      remote_storage_plugin.kvferry.class_name: KvferryAdapter
+      remote_storage_plugin.kvferry.url: redis://cache-1:6379
+
+Any name will do that is not one of LMCache's own (its "redis" takes all names that begin so). In
+place of the prefix of one plug-in there may be ``kvferry.``, which is for all of ours; or host and
+port stand in the URL of ``external://host:port/kvferry.integrations.lmcache/?...``. The settings
+are those of `LmcacheSettings`.
+
+LMCache makes a connector for each worker and calls it from two sides: coroutines on its event loop,
+and the methods that end in ``_sync`` and ``batched_contains`` from the engine's threads. The latter
+go to the native client straight away, so neither side waits for the other.
 
 A value is the bytes of a `MemoryObj`, under LMCache's own key; its RESP connector writes the same.
 A shorter last chunk (``save_unfull_chunk``) is read at the length that the server tells.
@@ -20,28 +31,63 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from kvferry.base.errors import KVFerryError
+from kvferry.base.errors import ConfigError, KVFerryError, ServerError, UsageError
 from kvferry.client.aio import AsyncRedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import Key
 from kvferry.client.operation import Operation, Verb
 from kvferry.config.integrations import LmcacheSettings
+from kvferry.connectors.control import Control
 from kvferry.integrations.lmcache.names import ChunkNames
-from kvferry.integrations.lmcache.scan import keys_of
-from kvferry.integrations.lmcache.space import engine_settings
 
-__all__ = ["KvferryConnector"]
+__all__ = ["KvferryAdapter", "KvferryConnector", "engine_settings"]
 
 Objects = list[Any]  # LMCache's, or None; `list` is the name of a method here
 Texts = list[str]
 
 _log = logging.getLogger("kvferry.integrations.lmcache")
 _PING_FAILED = 1  # LMCache: 0 means success
+_SCHEME = "plugin://"
+_OURS = "kvferry."
+_LOADING = ("module_path", "class_name")  # LMCache's own keys of a plug-in
+_KEYS_MAX = 1_000_000
+_SCAN_TIMEOUT_S = 1.0
+_GLOB = re.compile(r"([*?\[\]\\^-])")
+
+
+class KvferryAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not there for mypy
+    """Makes a `KvferryConnector` for the plug-in that names this class."""
+
+    def __init__(self) -> None:
+        super().__init__(_SCHEME)
+
+    def can_parse(self, url: str) -> bool:
+        """LMCache asks its own adapters first, so every plug-in that is left may be ours."""
+        return url.startswith(_SCHEME)
+
+    def create_connector(self, context: Any) -> KvferryConnector:
+        """The connector for LMCache's ``ConnectorContext``.
+
+        Raises:
+            ConfigError, UsageError: See `engine_settings`.
+        """
+        name = context.plugin_name or context.url.removeprefix(_SCHEME)
+        backend = context.local_cpu_backend
+        return KvferryConnector(
+            context.loop,
+            backend,
+            context.config,
+            metadata=context.metadata or getattr(backend, "metadata", None),
+            settings=engine_settings(context.config, name),
+        )
 
 
 class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not there for mypy
@@ -144,7 +190,7 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         Raises:
             UnavailableError, DeadlineExceeded: The store does not say.
         """
-        return await asyncio.to_thread(keys_of, self._settings, self._names)
+        return await asyncio.to_thread(_keys_of, self._settings, self._names)
 
     # --- Reading ---
 
@@ -288,6 +334,80 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
     async def close(self) -> None:
         """Withdraw what is in flight and end all threads; may be called twice."""
         await self._client.aclose()
+
+
+def engine_settings(config: Any, plugin_name: str | None = None) -> LmcacheSettings:
+    """Our settings in an ``LMCacheEngineConfig``.
+
+    Args:
+        config: Its ``extra_config`` and ``remote_url`` are read; None: there is nothing.
+        plugin_name: As in ``remote_storage_plugins``; None: the form with the URL.
+
+    Raises:
+        ConfigError: A key is unknown or its value cannot be right.
+        UsageError: LMCache is to do something else with the values than store them.
+    """
+    serde = getattr(config, "remote_serde", None)
+    if serde not in (None, "naive"):
+        raise UsageError(f"LMCache's remote_serde is {serde!r}, we take naive values; set it so")
+    if getattr(config, "use_layerwise", False):
+        raise UsageError(
+            "use_layerwise stores layers, and our values are whole chunks; turn it off"
+        )
+    extra: Mapping[str, Any] = getattr(config, "extra_config", None) or {}
+    params = _under(extra, _OURS)
+    if plugin_name is not None:
+        own = _under(extra, f"remote_storage_plugin.{plugin_name}.")
+        params.update((name, value) for name, value in own.items() if name not in _LOADING)
+    elif not {"url", "host", "unix_path"} & params.keys():
+        params.update(_of_url(getattr(config, "remote_url", None) or ""))
+    return LmcacheSettings.read(params, "extra_config")
+
+
+def _under(extra: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key[len(prefix) :]: extra[key] for key in extra if key.startswith(prefix)}
+
+
+def _of_url(url: str) -> dict[str, Any]:
+    try:
+        parts = urlsplit(url)
+        named = {"host": parts.hostname, "port": parts.port}
+    except ValueError:
+        raise ConfigError("remote_url is malformed; it is external://host:port/...") from None
+    if parts.scheme != "external":
+        return {}
+    named.update({"username": parts.username, "password": parts.password})
+    return {k: unquote(v) if isinstance(v, str) else v for k, v in named.items() if v}
+
+
+def _keys_of(settings: LmcacheSettings, names: ChunkNames) -> list[str]:
+    """The keys of LMCache that a store holds, asked of its servers one page at a time.
+
+    At most `_KEYS_MAX` of them, as LMCache named them. Without a namespace: all keys there are.
+
+    Raises:
+        UnavailableError, DeadlineExceeded: A server does not say.
+    """
+    pattern = (_GLOB.sub(r"\\\1", names.prefix) + "*").encode()
+    found: list[str] = []
+    control = Control(settings.client)
+    try:
+        for node in control.nodes(_SCAN_TIMEOUT_S):
+            cursor = b""
+            while cursor != b"0" and len(found) < _KEYS_MAX:
+                page = node.ask(
+                    *(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"1000"),
+                    timeout_s=_SCAN_TIMEOUT_S,
+                )
+                match page:
+                    case [bytes(cursor), list(keys)]:
+                        known = (names.key_of(key) for key in keys if isinstance(key, bytes))
+                        found += [key for key in known if key is not None]
+                    case _:
+                        raise ServerError("SCAN was answered with something else than keys")
+    finally:
+        control.close()
+    return found[:_KEYS_MAX]
 
 
 def _bytes_of(memory_obj: Any) -> memoryview:

@@ -6,9 +6,9 @@
         "url": "redis://localhost:6379"}'
 
 `backend.py` is what SGLang sees, `ambiguity.py` which servers are refused, `identity.py` what the
-bytes of a page mean, `host_pages.py` where the pages of a host pool lie, `pages.py` how they go to
-the server and back, `hits.py` what a prefix needs of several pools. The keys of the extra config
-are those of `SglangSettings`. Only `backend.py` and `versions.py` import SGLang.
+bytes of a page mean, `host_pool.py` where the pages of a host pool lie, `page_store.py` how pages
+go to the server and back, `hits.py` what a prefix needs of several pools. The keys of the extra
+config are those of `SglangSettings`. Only `backend.py` needs SGLang to be imported.
 """
 
 from __future__ import annotations

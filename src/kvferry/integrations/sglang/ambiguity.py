@@ -11,15 +11,17 @@ depend on what else is computed with it.
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvferry.base.errors import ConfigError
-from kvferry.integrations.sglang.versions import hashes_have_namespaces
 
 __all__ = ["check_server"]
 
@@ -38,7 +40,7 @@ def check_server(server: Any, model_path: str) -> None:
     Raises:
         ConfigError: Adapters or the lengths of prompts would be mixed up.
     """
-    if not hashes_have_namespaces():
+    if not _hashes_have_namespaces():
         if _has_adapters(server):
             raise ConfigError(
                 "SGLang before 0.5.20 leaves the LoRA adapter out of the hashes of its pages, so "
@@ -49,6 +51,23 @@ def check_server(server: Any, model_path: str) -> None:
     drafts = getattr(server, "speculative_draft_model_path", None)
     for told, longest in _configs(server, model_path, drafts):
         _check_positions(told, length or longest)
+
+
+def _hashes_have_namespaces() -> bool:
+    """Whether the hash of a page has the adapter and the tenant of the request.
+
+    It has since 0.5.20, where a function makes the seed of both. The number alone is looked at
+    where that function is not found, since a later version may have it elsewhere.
+    """
+    try:
+        if hasattr(importlib.import_module("sglang.srt.mem_cache.utils"), "storage_namespace_seed"):
+            return True
+        version = importlib.metadata.version("sglang")
+    except Exception as error:
+        _log.debug("the version of SGLang is not known: %s", error)
+        return False
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return numbers is not None and tuple(int(n or 0) for n in numbers.groups()) >= (0, 5, 20)
 
 
 def _has_adapters(server: Any) -> bool:

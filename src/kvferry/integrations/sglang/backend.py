@@ -15,6 +15,9 @@ between the memory of the pools and the socket, in native batches.
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import inspect
 import logging
 import threading
 import time
@@ -29,8 +32,7 @@ from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import SglangSettings
 from kvferry.integrations.sglang.ambiguity import check_server
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
-from kvferry.integrations.sglang.host_pages import HostPages
-from kvferry.integrations.sglang.host_pool import HostPool
+from kvferry.integrations.sglang.host_pool import HostPages, HostPool
 from kvferry.integrations.sglang.identity import (
     has_draft,
     heads_of,
@@ -39,14 +41,20 @@ from kvferry.integrations.sglang.identity import (
     page_fields,
     server_fields,
 )
-from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.versions import metrics_type, prefix_result, server_args
+from kvferry.integrations.sglang.page_store import PageStore
 
 __all__ = ["KvferryHiCache"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
 _WARN_EVERY_S = 60.0
 _KV = "kv"
+# What versions of SGLang have in different places is found by looking, never by their numbers.
+_SERVER_ARGS = (
+    ("sglang.srt.runtime_context", "get_server_args"),
+    ("sglang.srt.server_args", "get_global_server_args"),
+    ("sglang.srt.server_args", "get_server_args"),
+)
+_METRICS = ("sglang.srt.observability.metrics_collector", "sglang.srt.metrics.collector")
 
 T = TypeVar("T")
 
@@ -69,7 +77,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         name = storage_config.model_name or ""
         if not (name or self.settings.revision or self.settings.model_path):
             raise ConfigError('the server names no model; set "model_path" or "revision"')
-        server = server_args()
+        server = _server_args()
         check_server(server, str(model_path(server, self.settings, name)))
         self._server = server_fields(server, self.settings, name)
         client = self.settings.client
@@ -121,17 +129,17 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         split, first_group = heads_of(pool, config)
         page_size = int(getattr(pool, "page_size", 1) or 1)
         first_page = torch.zeros(page_size, dtype=torch.int64)
-        places = HostPages(pool, first_page, split, first_group)
+        host_pages = HostPages(pool, first_page, split, first_group)
         if name in self._pools:
             self._pools[name].close()
-        if not places.parts:
-            return HostPool(places, None, writes=True)
+        if not host_pages.parts:
+            return HostPool(host_pages, None, writes=True)
         fields = {**self._server, **page_fields(pool, name, config)}
         if not has_draft(pool, name):
             fields.pop("draft", None)
-        store = PageStore(self.client, fields, places.parts, self.settings)
+        store = PageStore(self.client, fields, host_pages.parts, self.settings)
         writer = bool(getattr(config, "is_storage_writer", True))
-        return HostPool(places, store, writes=writer or not is_replicated(pool, name, config))
+        return HostPool(host_pages, store, writes=writer or not is_replicated(pool, name, config))
 
     # --- Pages of the main pool ---
 
@@ -164,9 +172,9 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             lengths, longest = restorable_prefixes(kv_pages, needs)
             if kv_pages:
                 longest[_KV] = kv_pages
-            return prefix_result(hicache_storage.PoolTransferResult, lengths, longest)
+            return _prefix_result(hicache_storage.PoolTransferResult, lengths, longest)
         except Exception as error:
-            nothing = prefix_result(hicache_storage.PoolTransferResult, [], {})
+            nothing = _prefix_result(hicache_storage.PoolTransferResult, [], {})
             return self._failed("batch_exists_v2", error, nothing)
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
@@ -252,7 +260,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
 
     def get_stats(self) -> Any:
         """Pages and rates since the last call, as SGLang's Prometheus series want them."""
-        kind = metrics_type()
+        kind = _metrics_type()
         if kind is None or not getattr(self.storage_config, "enable_storage_metrics", False):
             return None
         told = kind()
@@ -302,3 +310,37 @@ def _drain(rates: Any, pages: list[int], bandwidth: list[float]) -> None:
         count, rate = rates.popleft()
         pages.append(count)
         bandwidth.append(rate)
+
+
+def _server_args() -> Any:
+    """SGLang's server arguments; None where there is no server in this process."""
+    for module, name in _SERVER_ARGS:
+        try:
+            return getattr(importlib.import_module(module), name)()
+        except Exception as error:
+            _log.debug("no server arguments from %s.%s: %s", module, name, error)
+    return None
+
+
+def _metrics_type() -> Any:
+    """The class of what `get_stats` returns, or None."""
+    for module in _METRICS:
+        try:
+            return importlib.import_module(module).StorageMetrics
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+def _prefix_result(kind: Any, lengths: list[int], longest: dict[str, int]) -> Any:
+    """The answer of `batch_exists_v2`, with the fields that this version has.
+
+    Args:
+        kind: ``PoolTransferResult``.
+        lengths: That can be restored, in pages, ascending.
+        longest: By pool, the longest that it allows by itself.
+    """
+    told: list[Any] = [lengths[-1] if lengths else 0, longest]
+    if "restorable_prefix_pages" in inspect.signature(kind).parameters:
+        told.append(lengths)
+    return kind(*told)

@@ -17,7 +17,7 @@ is said in the log once.
 Fields that have their default are left out, and everything is read with a default: the two versions
 of vLLM that are tested (see `versions`) have not all of them, and a later one may have others. What
 differs for each request (LoRA, multimodal input, cache salt) is no part of this: it belongs to the
-hash of a chunk, vLLM's own or that of `hashing`.
+hash of a chunk, vLLM's own or that of `connector.request_hashes`.
 
 All integrations of vLLM take their fields from here, so that what one of them tells apart all do.
 How many requests, tokens or bytes an engine has room for changes no KV and is left out.
@@ -38,7 +38,7 @@ from typing import Any
 
 from kvferry.integrations.weights import fingerprint, hub_place, is_known
 
-__all__ = ["kv_dtype", "model_identity", "plain_text", "platform_fields"]
+__all__ = ["DRAFTS_WITHOUT_KV", "kv_dtype", "model_identity", "plain_text", "platform_fields"]
 
 _log = logging.getLogger("kvferry.integrations")
 
@@ -47,8 +47,8 @@ _FIXED_ROPE = ("", "default", "linear", "llama3", "mrope", "yarn")
 # Ways to read the same files.
 _PLAIN_LOADERS = ("", "auto", "hf", "safetensors", "fastsafetensors", "runai_streamer")
 _LEFT_OUT_BY_DEFAULT = ["original/**/*"]
-# Speculation that keeps no KV of its own.
-_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
+# Speculation whose drafts come from the text and not from a model with KV of its own.
+DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 _ATTENTION = (
     *("backend_per_kind", "use_trtllm_attention", "disable_flashinfer_q_quantization"),
     *("use_prefill_query_quantization", "indexer_kv_dtype", "indexer_sparse_logits"),
@@ -252,7 +252,7 @@ def _draft(vllm_config: Any) -> str:
     """A model that drafts and keeps KV of its own beside this one's."""
     speculation = getattr(vllm_config, "speculative_config", None)
     method = str(getattr(speculation, "method", "") or "")
-    if speculation is None or method in _DRAFTS_WITHOUT_KV:
+    if speculation is None or method in DRAFTS_WITHOUT_KV:
         return ""
     draft = getattr(speculation, "draft_model_config", None)
     name = getattr(draft, "model", None) or getattr(speculation, "model", None) or ""

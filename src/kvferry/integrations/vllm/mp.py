@@ -10,7 +10,7 @@ Every worker maps the memory of the server and copies its blocks straight out of
 go hashes and page numbers only. All engines of a host that run the same model share what any of
 them computed, and what one stored stays when it ends. All else is as in `connector`: what a request
 may load is found out while others are computed, and brought into the server's memory and held there
-before it is promised (`held`).
+before it is promised (`held_cache`).
 
 Without a server vLLM runs as if there were no connector. A server that ends takes with it what is
 being loaded, which is computed instead; one that comes back is used again.
@@ -24,16 +24,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from kvferry.integrations.vllm.connector import opening
+from kvferry.integrations.vllm.connector import factory
 from kvferry.integrations.vllm.connector.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.connector.held import HeldCache
-from kvferry.integrations.vllm.connector.held_finder import HeldFinder
-from kvferry.integrations.vllm.connector.held_meter import SHOWN
+from kvferry.integrations.vllm.connector.factory import OpenRank
+from kvferry.integrations.vllm.connector.held_cache import SHOWN, HeldCache
 from kvferry.integrations.vllm.connector.in_process import KvferryConnector
-from kvferry.integrations.vllm.connector.mp_settings import MpSettings, read_mp_settings
-from kvferry.integrations.vllm.connector.opening import OpenRank
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
+from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from kvferry.server.client.session_connection import greet
@@ -42,7 +40,7 @@ __all__ = ["KvferryMPConnector"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What a step without computing waits for an answer: else the engine turns in a circle.
+# What a step without computing waits for an answer: else the engine's loop would spin.
 _IDLE_S = 0.0005
 # What the start of a rank waits for a server that may be there, to ask for its chunk size.
 _GREET_S = 1.0
@@ -66,7 +64,7 @@ class KvferryMPConnector(KvferryConnector):
 
     def _size_of_ranks(self, url: str, token_file: Path | None) -> int:
         """What the ranks took, which are there before the scheduler is."""
-        ranks = RankFinder(opening.rank_names(self._vllm_config), 0.0)
+        ranks = RankFinder(factory.rank_names(self._vllm_config), 0.0)
         size = ranks.chunk_size()
         ranks.close()
         self._agreed = size > 0
@@ -80,7 +78,7 @@ class KvferryMPConnector(KvferryConnector):
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         # A server that is away or silent is given up much sooner, by the ranks themselves.
         limit_s = 2 * self._settings.cache.retrieve_timeout_s
-        return opening.open_scheduler(
+        return factory.open_scheduler(
             vllm_config, transfer, self._settings, self._block_size, limit_s, self._agreed
         )
 
@@ -105,11 +103,11 @@ class KvferryMPConnector(KvferryConnector):
             chunk_bytes=rank.layout.chunk_bytes,
         )
         # The server's memory is not pinned: that would back the pages that it holds back.
-        worker = opening.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
+        worker = factory.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
         with all_processors():
             answers = RankAnswers(
                 rank.name,
-                HeldFinder(held),
+                held,
                 release_blocks=worker.release_blocks,
                 chunk_size=config.chunk_size,
             )

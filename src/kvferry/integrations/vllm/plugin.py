@@ -11,7 +11,7 @@ without module paths:
 vLLM calls `register` in each of its processes, most of which never open a connector. So nothing is
 imported here, neither vLLM nor torch: the names are entered when vLLM itself has imported the
 registry that they belong to, and what they stand for is imported when vLLM asks for one of them.
-Whatever goes wrong is logged and keeps no vLLM from starting. The names of module paths still work.
+What goes wrong is logged and keeps no vLLM from starting. Module paths still work.
 """
 
 from __future__ import annotations

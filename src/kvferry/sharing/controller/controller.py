@@ -1,9 +1,11 @@
 """A controller without its HTTP: what it knows, and the thread that hears the instances.
 
-controller = Controller(ControllerConfig.load())
-controller.start()          # or UnavailableError: a port is taken
-controller.ports            # {"pull": 8300, "reply": 8400, "heartbeat": 8082}
-controller.stop()
+    controller = Controller(ControllerConfig.load())
+    controller.start()          # or UnavailableError: a port is taken
+    controller.ports            # {"pull": 8300, "reply": 8400, "heartbeat": 8082}
+    controller.stop()
+
+Where the settings name a tokenizer, prompts may be texts (`Tokenizer`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from kvferry.sharing.controller.shared_directory import SharedDirectory
 
 __all__ = ["Controller", "Tokenizer"]
 
-_STOP_S = 5.0
+_STOP_TIMEOUT_S = 5.0
 
 
 class Controller:
@@ -44,12 +46,12 @@ class Controller:
     Attributes:
         members: Who lives, and what each holds.
         jobs: What instances are asked to do.
-        quotas: What they may hold.
+        quotas: What instances may hold.
         journal: What happened.
-        prefixes: What was asked for.
-        shared: What other controllers know; None: there are none.
-        tokenizer: For texts, if there is one.
-        ending: Set by whoever is about to end it, so that streams of HTTP end by themselves.
+        prefixes: Which prefixes were asked for.
+        shared: What other controllers know; None: there are no others.
+        tokenizer: For texts; None: only tokens and hashes are understood.
+        ending: Set by whoever is about to end the controller, so that streams of HTTP end.
     """
 
     def __init__(self, config: ControllerConfig) -> None:
@@ -127,7 +129,7 @@ class Controller:
             return
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(_STOP_S)
+        self._thread.join(_STOP_TIMEOUT_S)
 
 
 class Tokenizer:

@@ -1,7 +1,9 @@
-"""What instances are asked to do: commands that wait for their next heartbeat, and what came of it.
+"""What instances are asked to do: commands that wait for the next heartbeat, and their results.
 
-A job is a list of steps, one behind the other; a step is a command for some members. It fails with
-the first command that fails, that is not answered in time, or whose member dies. Threads: any.
+A job is a list of steps, one behind the other; a step is a command for some members. A job fails
+with the first command that fails, that is not answered in time, or that a dead member was to obey.
+
+Threads: any.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from kvferry.sharing.membership.messages import Command, Result
 
 __all__ = ["Job", "JobRow", "Jobs", "Step"]
 
-_KEPT = 1000
+_KEPT = 1000  # jobs
 _WAITING_MAX = 256  # commands of one member
-_AT_ONCE = 16
-_ANSWER_S = 120.0
+_AT_ONCE = 16  # commands of one heartbeat
+_ANSWER_TIMEOUT_S = 120.0
 
 
 class JobRow(TypedDict):
@@ -87,7 +89,7 @@ class Job:
 
 
 class Jobs:
-    """See the module.
+    """The last jobs of a controller.
 
     Args:
         journal: Is told of every end.
@@ -109,7 +111,7 @@ class Jobs:
             CapacityError: Too much waits for a member.
         """
         now = self._clock()
-        job = Job(secrets.token_hex(8), action, deque(steps), time.time(), now + _ANSWER_S)
+        job = Job(secrets.token_hex(8), action, deque(steps), time.time(), now + _ANSWER_TIMEOUT_S)
         with self._lock:
             for step in steps:
                 for key in step.members:
@@ -181,7 +183,7 @@ class Jobs:
         with self._lock:
             for job in {j.id: j for j in self._of_command.values()}.values():
                 if now >= job.until:
-                    self._end(job, "failed", f"no answer within {_ANSWER_S:g} s")
+                    self._end(job, "failed", f"no answer within {_ANSWER_TIMEOUT_S:g} s")
 
     def get(self, id: str) -> Job | None:
         """One, if it is kept."""

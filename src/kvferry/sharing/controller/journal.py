@@ -1,4 +1,7 @@
-"""What happened, for people: the last events, each with a number. Threads: any."""
+"""What happened, for people: the last events, each with a number.
+
+Threads: any.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kvferry.base.shown import in_line
 __all__ = ["Journal"]
 
 _log = logging.getLogger("kvferry.controller")
-_KEPT = 1000
+_KEPT = 1000  # events
 
 
 class Journal:

@@ -1,11 +1,13 @@
-"""What a controller writes down of the members that it hears itself, for the others.
+"""What a controller writes down of its own members, for the other controllers.
 
 A member's log is a stream of its messages, under their own numbers, from the one that began its
 last snapshot. Long messages are cut into pieces. A log that is not whole is worth nothing: it is
-deleted, and the member is asked for a snapshot, with which the next one begins. So is a member
-whose log has become much longer than what it holds.
+deleted, and the member is asked for a snapshot, with which the next log begins. A member whose log
+has become much longer than what it holds is asked for a snapshot too.
 
-`MemberLogs` decides and keeps what is to be sent; it sends nothing. Threads: any.
+`MemberLogs` decides and keeps what is to be sent; it sends nothing.
+
+Threads: any.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ RedisCommand = tuple[bytes, ...]
 
 PREFIX = b"kvferry:controller:"
 PIECE_BYTES = 16 << 10
-_WAITING_BYTES_MAX = 256 << 20  # that the store has not taken yet
-_SPARE_BYTES = 4 << 20  # that a log may be longer than twice what is held
-_ASK_EVERY_S = 5.0  # a member for a snapshot
+_WAITING_BYTES_MAX = 256 << 20  # commands that the store has not taken yet
+_SPARE_BYTES = 4 << 20  # by which a log may be longer than twice its snapshot
+_ASK_EVERY_S = 5.0  # that a member is asked for a snapshot
 
 
 def log_name(key: Key, incarnation: bytes) -> bytes:
@@ -41,14 +43,14 @@ def entry_id(seq: int, piece: int = 0) -> bytes:
 
 @dataclass
 class _MemberLog:
-    """A member that is heard here.
+    """The log of a member that is heard here.
 
     Attributes:
         whole: The log has all since a snapshot began.
         seq: Of the last change that was seen.
         began: Number with which the last snapshot began.
         size, base: Bytes since then, and how many of them were the snapshot; 0: it is not complete.
-        wanted: Somebody cannot use the log.
+        wanted: Another controller cannot use the log.
         heard_at: When it was heard.
         unsaved: There is something to be written of it.
     """
@@ -66,10 +68,11 @@ class _MemberLog:
 
 
 class MemberLogs:
-    """See the module.
+    """The logs of a controller's own members.
 
     Args:
-        patience_s: Whoever was not heard for so long, but elsewhere, has its log written there.
+        patience_s: A member that was not heard here for so long, but elsewhere, is another
+            controller's.
         clock: Seconds that never jump.
     """
 
@@ -128,7 +131,7 @@ class MemberLogs:
             return True
 
     def want(self, key: Key) -> None:
-        """Somebody cannot use the log of a member."""
+        """Another controller cannot use the log of a member."""
         with self._lock:
             if key in self._logs:
                 self._logs[key].wanted = True

@@ -57,15 +57,15 @@ __all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members", "greedi
 Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
 
-_DEAD_KEPT = 1000
-_AHEAD_MAX_S = 86_400.0  # that the clock of a member may be
+_DEAD_KEPT = 1000  # members
+_AHEAD_MAX_S = 86_400.0  # that the clock of a member may be ahead
 _SEATS_MAX = 16  # identities of one process
 _MARKS_MAX = 4096  # identities
 _NETWORK_BYTES = 8  # of an IPv6 address
 
 
 def origin_of(host: str) -> str:
-    """Of an address as the system has it."""
+    """The origin of an address as the system has it; see the module."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -76,7 +76,7 @@ def origin_of(host: str) -> str:
 
 
 def greediest(held: Iterable[str], newcomer: str) -> str | None:
-    """The origin that has to make room for a newcomer's; None: his has as much as any other."""
+    """The origin that has to make room for a newcomer's; None: no other one has more."""
     counts = Counter(held)
     origin, most = counts.most_common(1)[0]
     return origin if counts[newcomer] + 1 < most else None
@@ -146,9 +146,10 @@ class Marks:
             self._newest.popitem(last=False)
 
     def of(self, identities: Iterable[HeldIdentity]) -> tuple[Renewed, ...]:
-        """What an instance that says these is to hear.
+        """The marks that an instance which says these is to hear.
 
-        A mark that is as new as its own, and another one, too: then it draws a newer one.
+        A mark that is as new as the instance's own and differs is among them: then the instance
+        draws a newer one.
         """
         found = ((one, self._newest.get(one.digest)) for one in identities)
         return tuple(
@@ -159,12 +160,12 @@ class Marks:
 
 
 class Members:
-    """See the module.
+    """The members of one controller.
 
     Args:
         journal: Is told what happens.
-        suspect_s, dead_s: Silence after which a member is that.
-        members_max: How many there may be.
+        suspect_s, dead_s: Silence after which a member is "suspect", and "dead".
+        members_max: How many members there may be.
         clock: Seconds that never jump.
     """
 
@@ -245,13 +246,13 @@ class Members:
         return gone
 
     def counted(self, key: Key, incarnation: bytes) -> int | None:
-        """The number of the last change that counted; None: not known, it registers first."""
+        """The number of the last change that counted; None: the member has to register first."""
         with self._lock:
             member = self._known(key, incarnation)
             return None if member is None else member.seq
 
     def beat(self, key: Key, incarnation: bytes, usage: MemoryUsage, work: WorkDone) -> bool | None:
-        """A member lives; whether it shall send a snapshot. None: not known, it registers first."""
+        """A member lives; whether it shall send a snapshot. None: it has to register first."""
         with self._lock:
             member = self._known(key, incarnation)
             if member is None:
@@ -267,10 +268,10 @@ class Members:
         return resync
 
     def change(self, key: Key, incarnation: bytes, change: Change) -> bool:
-        """What a member holds has changed; False: not known, it registers first.
+        """What a member holds has changed; False: the member has to register first.
 
         Raises:
-            Malformed: It says nonsense.
+            Malformed: The hashes are not whole.
         """
         for hashes in _hashes(change):
             whole(hashes)
@@ -279,7 +280,7 @@ class Members:
             if member is None:
                 return False
             if change.seq <= member.seq:
-                self.counts["stale"] += 1  # said twice, or by somebody who is out of step
+                self.counts["stale"] += 1  # said twice, or out of step
                 return True
             gap = change.seq != member.seq + 1
             member.seq = change.seq
@@ -328,14 +329,14 @@ class Members:
             return member if member is not None and member.incarnation == incarnation else None
 
     def pardon(self, keys: Iterable[Key]) -> None:
-        """Members are not silent: they cannot be heard."""
+        """Count the silence of these members from now on: they could not be heard."""
         with self._lock:
             for key in keys:
                 if key in self._members:
                     self._members[key].heard = self._clock()
 
     def drop(self, seats: Iterable[int]) -> None:
-        """Forget what these seats held; it takes a while, and nobody waits for it."""
+        """Forget what these seats held; it takes a while, so it is done in a thread."""
         for seat in seats:
             self.directory.drop(seat)
 
@@ -427,7 +428,7 @@ class Members:
         return seat
 
     def _make_room(self, newcomer: str) -> bool:
-        """Bury one of the origin that has most; False: no origin has more than the newcomer's."""
+        """Bury a member of the origin that has most; False: none has more than the newcomer's."""
         origin = greediest((origin_of(one.host) for one in self._members.values()), newcomer)
         if origin is None:
             return False

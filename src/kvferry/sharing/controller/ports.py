@@ -1,8 +1,10 @@
 """The connections of instances: three ports, one loop, limits on everything.
 
 Whoever connects is sent a challenge and has a few seconds to answer it. A message that is too long,
-malformed, or of another port ends its connection, with one word about why. What changes the index
-much runs in a thread, so that heartbeats are heard meanwhile.
+malformed, or of another port ends its connection, with one word about why. Messages that change
+much of the index are taken in a thread, so that heartbeats are heard meanwhile.
+
+Threads: the loop that called `open`.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ __all__ = ["Ports"]
 
 _log = logging.getLogger("kvferry.controller")
 
-_HELLO_S = 5.0
+_HELLO_TIMEOUT_S = 5.0
 _UNMET_MAX = 256  # connections that have not said who they are; the oldest makes room for a new one
-_IDLE_S = 15.0  # of the ports that answer
-_WRITE_S = 5.0
+_IDLE_TIMEOUT_S = 15.0  # of the ports that answer
+_WRITE_TIMEOUT_S = 5.0
 _TICK_S = 0.25
 _HELLO_BYTES_MAX = 4096
-_SMALL_HASHES_BYTES = 16 << 10
+_SMALL_HASHES_BYTES_MAX = 16 << 10  # of a change that is taken in the loop; more: in a thread
 _BUFFER_BYTES = 1 << 18
 _UNKNOWN = InstanceRefused("unknown", "this incarnation is not registered")
 
@@ -77,13 +79,13 @@ class _Peer:
 
 
 class Ports:
-    """See the module. Everything runs in the loop that called `open`.
+    """The three ports of one controller.
 
     Args:
         config: Of the controller.
         members: Is told what instances say.
-        jobs: Is asked what they are to do.
-        quotas: Is asked what they may hold.
+        jobs: Is asked what instances are to do.
+        quotas: Is asked what instances may hold.
         shared: Is told what other controllers are to know; None: there are no others.
 
     Attributes:
@@ -220,7 +222,7 @@ class Ports:
         return serve
 
     def _make_room(self, newcomer: str) -> bool:
-        """End a connection of the origin that has most; False: the newcomer's has as much."""
+        """End a connection of the origin that has most; False: no other origin has more."""
         origin = greediest(self._tasks.values(), newcomer)
         if origin is None:
             return False
@@ -240,7 +242,7 @@ class Ports:
             peer = await self._met(name, reader, writer)
             self._unmet.pop(asyncio.current_task(), None)
             # A silent pull port is a cache in which nothing changes.
-            idle_s = None if name == "pull" else max(_IDLE_S, 3 * self._config.heartbeat_s)
+            idle_s = None if name == "pull" else max(_IDLE_TIMEOUT_S, 3 * self._config.heartbeat_s)
             while peer is not None:
                 message = await _received(reader, idle_s, MESSAGE_BYTES_MAX)
                 self.counts["messages"] += 1
@@ -258,7 +260,7 @@ class Ports:
     ) -> _Peer | None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         await _sent(writer, Challenge(VERSION, nonce))
-        hello = await _received(reader, _HELLO_S, _HELLO_BYTES_MAX)
+        hello = await _received(reader, _HELLO_TIMEOUT_S, _HELLO_BYTES_MAX)
         if not isinstance(hello, InstanceHello) or hello.port != name:
             raise Malformed(f"a connection to {name} begins with hello")
         if hello.version != VERSION:
@@ -279,17 +281,17 @@ class Ports:
         await _sent(writer, InstanceWelcome(proof(secret, "controller", nonces, hello, at), seq))
         return peer
 
-    # --- What they say ---
+    # --- What instances say ---
 
     async def _pull(self, peer: _Peer, message: Message) -> Message | None:
         if not isinstance(message, Update | Begin | SnapshotPart | End | Synced):
             raise Malformed(f"{type(message).__name__} does not belong to pull")
         large = isinstance(message, Begin | End | Synced) or (
             isinstance(message, Update)
-            and len(message.added) + len(message.removed) > _SMALL_HASHES_BYTES
+            and len(message.added) + len(message.removed) > _SMALL_HASHES_BYTES_MAX
         )
         large = large or (
-            isinstance(message, SnapshotPart) and len(message.hashes) > _SMALL_HASHES_BYTES
+            isinstance(message, SnapshotPart) and len(message.hashes) > _SMALL_HASHES_BYTES_MAX
         )
         change = self._members.change
         if large:
@@ -370,7 +372,7 @@ async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max
     (size,) = HEAD.unpack(head)
     if size > size_max:
         raise Malformed(f"a message of {size} bytes")
-    async with asyncio.timeout(_HELLO_S):
+    async with asyncio.timeout(_HELLO_TIMEOUT_S):
         return decoded(await reader.readexactly(size))
 
 
@@ -383,5 +385,5 @@ async def _turns() -> None:
 async def _sent(writer: asyncio.StreamWriter, message: object) -> None:
     writer.write(frame(message))
     with suppress(ConnectionError):
-        async with asyncio.timeout(_WRITE_S):
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
             await writer.drain()

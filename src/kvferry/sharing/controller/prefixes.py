@@ -1,7 +1,9 @@
 """Which prefixes were asked for most: their first chunks, counted in bounded memory.
 
-What is counted seldom makes room for what is new and leaves its count behind, so a count may be too
-high by `error`, and the most frequent ones are never lost. Threads: any.
+A prefix that is counted seldom makes room for a new one and leaves its count to it, so a count may
+be too high by `error`, and the most frequent prefixes are never lost.
+
+Threads: any.
 
 Source: Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
 Streams" (Space-Saving), 2005.
@@ -26,7 +28,8 @@ class Prefix:
         error: By how much `lookups` may be too high.
         found_chunks: What instances held of it, of all look-ups together.
         longest: The hashes of the longest prefix that some instance held at the last look-up.
-        first, last: When it was asked for, in seconds since 1970; `first` since it is counted.
+        first, last: When it was asked for first, since it is counted, and last, in seconds since
+            1970.
     """
 
     root: bytes
@@ -39,7 +42,7 @@ class Prefix:
 
 
 class Prefixes:
-    """The most frequent ones.
+    """The most frequent prefixes.
 
     Args:
         kept: How many are counted.
@@ -68,7 +71,7 @@ class Prefixes:
             prefix.longest = held
 
     def top(self, limit: int) -> list[Prefix]:
-        """The most frequent ones first."""
+        """The most frequent prefixes, these first."""
         with self._lock:
             found = sorted(self._counts.values(), key=lambda one: -one.lookups)[:limit]
             return [Prefix(**vars(one)) for one in found]

@@ -1,8 +1,10 @@
 """What each process of an instance may hold in memory: set here, told with every heartbeat.
 
 A controller keeps nothing over a restart. An instance says with its registration which quotas it
-was told, and what is not known here is taken over from there. Of what several controllers have set
-or removed the younger counts. Threads: any.
+was told, and quotas that are not known here are taken over. Where several controllers have set or
+removed a quota, the younger change counts.
+
+Threads: any.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ class SetQuota:
 
 
 class Quotas:
-    """See the module.
+    """The quotas of all instances.
 
     Args:
-        journal: Is told what is set and removed.
+        journal: Is told which quotas are set and removed.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -94,7 +96,7 @@ class Quotas:
                     self._all.setdefault(one.id, one)
 
     def merged(self, others: Iterable[SetQuota]) -> list[SetQuota]:
-        """Take over what others have set or removed later; those of here that they do not have."""
+        """Take over what others have set or removed later; the quotas that others do not have."""
         with self._lock:
             there = {one.id: one for one in others}
             for id, one in there.items():

@@ -1,10 +1,10 @@
 """Controllers that share what they know in Redis or Valkey, so that any of them may die.
 
-Each member speaks to one controller, its home, which writes down what it is, that it lives, and
-what it holds (`member_logs`). The others read that a few times a second and take it as if the
-member had told them, so all of them answer look-ups from an index of their own. When a controller
-dies, its members go to the next address that they were given; there they are known already, and go
-on.
+Each member speaks to one controller, its home, which writes down what the member is, that it lives,
+and what it holds (`member_logs`). The other controllers read that a few times a second and take it
+as if the member had told them, so each of them answers look-ups from an index of its own. When a
+controller dies, its members go to the next address that they were given; there they are known
+already, and go on.
 
     members    hash: for each member a `MemberRecord`, written by its home; "" has the name of the
                store's contents, by which it is seen that all was lost
@@ -14,8 +14,9 @@ on.
     commands   stream: what members are to do that are at home elsewhere
     results    stream: what came of that
 
-A store that is away stops that, and nothing else: every controller goes on with what it knows, and
-takes nobody for dead whom it cannot hear of. What it has lost is written anew.
+A store that is away stops the sharing, and nothing else: every controller goes on with what it
+knows, and takes no member for dead of which it cannot hear. What the store has lost is written
+anew.
 
 Threads: one of its own waits for the store; whoever calls does not.
 """
@@ -59,38 +60,22 @@ from kvferry.sharing.membership.messages import (
     decoded,
 )
 
-__all__ = [
-    "COMMANDS",
-    "MEMBERS",
-    "QUOTAS",
-    "RESULTS",
-    "WANTS",
-    "CommandRecord",
-    "MemberRecord",
-    "SharedDirectory",
-    "added",
-    "deletion",
-    "encode",
-    "field_of",
-    "key_in",
-    "read_command",
-    "read_record",
-]
+__all__ = ["CommandRecord", "MemberRecord", "SharedDirectory"]
 
 _log = logging.getLogger("kvferry.controller")
 
-_EVERY_S = 0.2
-_AGAIN_S = 2.0  # after a turn that failed
-_QUIET_S = 1.0  # that a turn may take until members cannot be said to be heard
-_LIMIT_S = 5.0  # of what is sent at a time
-_FIRST_S = 30.0  # for what is there when a controller begins
-_SEND_MAX = 256
-_RECORDS = 64  # read at a time
-_ENTRIES = 192  # of a stream at a time: 3 MiB
-_WANT_AFTER_S = 2.0
-_STREAM_MAX = b"10000"
-MEMBERS, WANTS, QUOTAS = PREFIX + b"members", PREFIX + b"wants", PREFIX + b"quotas"
-COMMANDS, RESULTS = PREFIX + b"commands", PREFIX + b"results"
+_TURN_EVERY_S = 0.2
+_RETRY_S = 2.0  # after a turn that failed
+_QUIET_S = 1.0  # since the last turn; after that, members of other controllers cannot be heard
+_TURN_TIMEOUT_S = 5.0
+_FIRST_TURN_TIMEOUT_S = 30.0  # reads all that is there when a controller begins
+_COMMANDS_MAX = 256  # of one question
+_RECORDS_MAX = 64  # of one question
+_ENTRIES_MAX = 192  # of a stream, of one question: 3 MiB
+_WANT_AFTER_S = 2.0  # that the log of a member is behind: its home asks for a snapshot
+_STREAM_MAX = b"10000"  # entries
+_MEMBERS, _WANTS, _QUOTAS = PREFIX + b"members", PREFIX + b"wants", PREFIX + b"quotas"
+_COMMANDS, _RESULTS = PREFIX + b"commands", PREFIX + b"results"
 
 
 class MemberRecord(msgspec.Struct, frozen=True):
@@ -123,26 +108,26 @@ class CommandRecord(msgspec.Struct, frozen=True):
     came: Result | None = None
 
 
-read_record = msgspec.msgpack.Decoder(MemberRecord).decode
-read_command = msgspec.msgpack.Decoder(CommandRecord).decode
-encode = msgspec.msgpack.Encoder().encode
+_read_record = msgspec.msgpack.Decoder(MemberRecord).decode
+_read_command = msgspec.msgpack.Decoder(CommandRecord).decode
+_encode = msgspec.msgpack.Encoder().encode
 
 
-def field_of(key: Key) -> bytes:
+def _field_of(key: Key) -> bytes:
     return f"{key[1]}:{key[0]}".encode()
 
 
-def key_in(field: bytes) -> Key:
+def _key_in(field: bytes) -> Key:
     rank, _, instance = field.decode().partition(":")
     return instance, int(rank)
 
 
-def deletion(key: Key, incarnation: bytes) -> list[RedisCommand]:
-    return [(b"HDEL", MEMBERS, field_of(key)), (b"DEL", log_name(key, incarnation))]
+def _deletion(key: Key, incarnation: bytes) -> list[RedisCommand]:
+    return [(b"HDEL", _MEMBERS, _field_of(key)), (b"DEL", log_name(key, incarnation))]
 
 
-def added(stream: bytes, said: CommandRecord) -> RedisCommand:
-    return (b"XADD", stream, b"MAXLEN", b"~", _STREAM_MAX, b"*", b"said", encode(said))
+def _added(stream: bytes, said: CommandRecord) -> RedisCommand:
+    return (b"XADD", stream, b"MAXLEN", b"~", _STREAM_MAX, b"*", b"said", _encode(said))
 
 
 class _Followed:
@@ -152,7 +137,7 @@ class _Followed:
         self.raw = b""
         self.incarnation = b""
         self.beats = -1
-        self.behind_at: float | None = None  # since when its log does not come
+        self.behind_at: float | None = None  # since when its log is not whole here
 
 
 class SharedDirectory:
@@ -182,7 +167,7 @@ class SharedDirectory:
         self._followed: dict[Key, _Followed] = {}
         self._died: set[Key] = set()
         self._contents = b""
-        self._at = {COMMANDS: b"", RESULTS: b""}
+        self._at = {_COMMANDS: b"", _RESULTS: b""}
         self._closing = threading.Event()
         self._thread = Guarded(self._run, "directory")
         self._turned = time.monotonic()
@@ -192,13 +177,13 @@ class SharedDirectory:
 
     def start(self) -> None:
         """Read all that is there, for some time at most, and go on in a thread."""
-        self._try_turn(_FIRST_S)
+        self._try_turn(_FIRST_TURN_TIMEOUT_S)
         self._thread.start()
 
     def stop(self) -> None:
         """End; what members said last they say again, to whoever comes next."""
         self._closing.set()
-        self._thread.join(_LIMIT_S)
+        self._thread.join(_TURN_TIMEOUT_S)
         self._client.close()
 
     @property
@@ -207,8 +192,8 @@ class SharedDirectory:
         return self._config.address
 
     def _run(self) -> None:
-        while not self._closing.wait(_AGAIN_S if self.problem else _EVERY_S):
-            self._try_turn(_LIMIT_S)
+        while not self._closing.wait(_RETRY_S if self.problem else _TURN_EVERY_S):
+            self._try_turn(_TURN_TIMEOUT_S)
 
     def _try_turn(self, limit_s: float) -> None:
         try:
@@ -251,13 +236,13 @@ class SharedDirectory:
             if incarnation is None:
                 self._died.add(key)
             else:
-                self._out += deletion(key, incarnation)
+                self._out += _deletion(key, incarnation)
 
     def results(self, key: Key, results: Sequence[Result]) -> None:
         """What a member has done that was not asked for here."""
         with self._lock:
             self._out += [
-                added(RESULTS, CommandRecord(key[0], key[1], came=each)) for each in results
+                _added(_RESULTS, CommandRecord(key[0], key[1], came=each)) for each in results
             ]
 
     def tick(self) -> None:
@@ -276,23 +261,23 @@ class SharedDirectory:
 
     def _ask(self, until: float, *commands: RedisCommand) -> list[Any]:
         replies: list[Any] = []
-        for at in range(0, len(commands), _SEND_MAX):
-            some = commands[at : at + _SEND_MAX]
+        for at in range(0, len(commands), _COMMANDS_MAX):
+            some = commands[at : at + _COMMANDS_MAX]
             left_s = max(0.1, until - time.monotonic())
             replies += [
                 reply if ok else None
-                for ok, reply in self._client.ask_each(some, timeout_s=min(left_s, _LIMIT_S))
+                for ok, reply in self._client.ask_each(some, timeout_s=min(left_s, _TURN_TIMEOUT_S))
             ]
         return replies
 
     def _contents_of_store(self, until: float) -> None:
         name = secrets.token_hex(8).encode()  # if it has none
-        _, found = self._ask(until, (b"HSETNX", MEMBERS, b"", name), (b"HGET", MEMBERS, b""))
+        _, found = self._ask(until, (b"HSETNX", _MEMBERS, b"", name), (b"HGET", _MEMBERS, b""))
         if self._contents and found != self._contents:  # what was in it is lost
             self._logs.lost()
             self._followed.clear()
         if self._contents != found:
-            self._at = {COMMANDS: b"", RESULTS: b""}
+            self._at = {_COMMANDS: b"", _RESULTS: b""}
         self._contents = bytes(found or b"")
 
     def _write(self, until: float) -> None:
@@ -305,20 +290,20 @@ class SharedDirectory:
         with self._lock:
             others, self._out = self._out, []
         others += [
-            added(COMMANDS, CommandRecord(key[0], key[1], what=command))
+            _added(_COMMANDS, CommandRecord(key[0], key[1], what=command))
             for key, command in self._jobs.elsewhere(self._elsewhere)
         ]
         for key, (incarnation, seq) in self._logs.unsaved().items():
             member = self._members.find(key, incarnation)
             if member is not None:
-                others.append((b"HSET", MEMBERS, field_of(key), self._record(member, seq)))
+                others.append((b"HSET", _MEMBERS, _field_of(key), self._record(member, seq)))
         self._ask(until, *others)
 
     def _elsewhere(self, key: Key) -> bool:
         return key in self._followed and key not in self._logs
 
     def _record(self, member: Member, seq: int) -> bytes:
-        return encode(
+        return _encode(
             MemberRecord(
                 self._id,
                 member.instance,
@@ -336,25 +321,25 @@ class SharedDirectory:
     # --- What others hear ---
 
     def _read_members(self, until: float) -> None:
-        wants, names = self._ask(until, (b"HKEYS", WANTS), (b"HKEYS", MEMBERS))
+        wants, names = self._ask(until, (b"HKEYS", _WANTS), (b"HKEYS", _MEMBERS))
         for name in wants or ():
-            if (key := key_in(name)) in self._logs:
+            if (key := _key_in(name)) in self._logs:
                 self._logs.want(key)
-                self._ask(until, (b"HDEL", WANTS, name))
+                self._ask(until, (b"HDEL", _WANTS, name))
         if b"" not in (names or ()):
             return  # all was lost just now
         names = [name for name in names if name]
         raws: list[Any] = []
-        for at in range(0, len(names), _RECORDS):
-            [found] = self._ask(until, (b"HMGET", MEMBERS, *names[at : at + _RECORDS]))
+        for at in range(0, len(names), _RECORDS_MAX):
+            [found] = self._ask(until, (b"HMGET", _MEMBERS, *names[at : at + _RECORDS_MAX]))
             raws += found or ()
         seen = set()
         for name, raw in zip(names, raws, strict=False):
-            key = key_in(name)
+            key = _key_in(name)
             seen.add(key)
             if isinstance(raw, bytes):
                 with suppress(msgspec.MsgspecError):  # of another version
-                    self._follow(key, raw, read_record(raw), until)
+                    self._follow(key, raw, _read_record(raw), until)
         for key in [key for key in self._followed if key not in seen]:
             followed = self._followed.pop(key)
             member = self._members.find(key, followed.incarnation)
@@ -370,7 +355,7 @@ class SharedDirectory:
             died = key in self._died
             self._died.discard(key)
         if died and followed.raw == raw:  # nobody hears it: nor does its home
-            self._ask(until, *deletion(key, record.incarnation))
+            self._ask(until, *_deletion(key, record.incarnation))
             return
         if followed.raw != raw:
             gone = self._members.register(key, record.incarnation, record.host, record.facts)
@@ -397,13 +382,13 @@ class SharedDirectory:
             followed.behind_at = now
         elif now - followed.behind_at > _WANT_AFTER_S:
             followed.behind_at = now
-            self._ask(until, (b"HSET", WANTS, field_of(key), b"1"))
+            self._ask(until, (b"HSET", _WANTS, _field_of(key), b"1"))
 
     def _read_log(self, member: Member, until: float) -> None:
         name = log_name(member.key, member.incarnation)
         start, message = entry_id(member.seq + 1), b""
         while time.monotonic() < until and member.key not in self._logs:
-            count = b"%d" % _ENTRIES
+            count = b"%d" % _ENTRIES_MAX
             [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", count))
             for id, (kind, piece) in found or ():
                 # What is in front of a first piece was never written to its end.
@@ -412,7 +397,7 @@ class SharedDirectory:
                 change = decoded(message) if kind == b"end" else None
                 if isinstance(change, Change) and member.key not in self._logs:
                     self._members.change(member.key, member.incarnation, change)
-            if not found or len(found) < _ENTRIES:
+            if not found or len(found) < _ENTRIES_MAX:
                 break
 
     def _drop(self, key: Key, seats: list[int]) -> None:
@@ -423,16 +408,16 @@ class SharedDirectory:
     # --- What people and programs ask for ---
 
     def _read_quotas(self, until: float) -> None:
-        [found] = self._ask(until, (b"HVALS", QUOTAS))
+        [found] = self._ask(until, (b"HVALS", _QUOTAS))
         there = []
         for raw in found or ():
             with suppress(msgspec.MsgspecError):
                 there.append(msgspec.msgpack.decode(raw, type=SetQuota))
         news = self._quotas.merged(there)
-        self._ask(until, *((b"HSET", QUOTAS, one.id.encode(), encode(one)) for one in news))
+        self._ask(until, *((b"HSET", _QUOTAS, one.id.encode(), _encode(one)) for one in news))
 
     def _read_streams(self, until: float) -> None:
-        for name in (COMMANDS, RESULTS):
+        for name in (_COMMANDS, _RESULTS):
             if not self._at[name]:  # what was said before is not for this controller
                 [last] = self._ask(until, (b"XREVRANGE", name, b"+", b"-", b"COUNT", b"1"))
                 self._at[name] = last[0][0] if last else b"0-0"
@@ -440,7 +425,7 @@ class SharedDirectory:
             [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", b"64"))
             for id, (_, raw) in found or ():
                 self._at[name] = id
-                said = read_command(raw)
+                said = _read_command(raw)
                 key = (said.instance, said.rank)
                 if said.what is not None and key in self._logs:
                     self._jobs.put(key, said.what)

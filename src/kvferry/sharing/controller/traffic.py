@@ -1,8 +1,8 @@
 """What instances have done while the controller was there: hits by tier, and who read from whom.
 
-Instances say with every heartbeat what their process has done since it began; what that has grown
-by is added up here. So a controller that begins anew counts from nothing, and a process that begins
-anew takes nothing away. Of the last half hour there is a sample for every two seconds.
+Instances say with every heartbeat what their process has done since it began; the growth is added
+up here. So a controller that begins anew counts from nothing, and a process that begins anew takes
+nothing away. Of the last half hour there is a sample for every two seconds.
 
 Threads: any.
 """
@@ -35,7 +35,7 @@ class DoneTransfer:
     """Sums over all instances; times of prefill are those of rank 0, for all ranks share them.
 
     Attributes:
-        at: When it was so, on the clock of `Traffic`.
+        at: When the sums were taken, on the clock of `Traffic`.
         tokens, bytes: Of hits, by tier: "memory", "peers", and stores by name.
     """
 
@@ -69,7 +69,7 @@ class Moved:
 
 
 class Traffic:
-    """See the module.
+    """The hits of all instances, and what each has read from another one.
 
     Args:
         clock: Seconds that never jump.

@@ -1,7 +1,7 @@
-"""What a cache has told its reporter and the controller does not know yet, bounded.
+"""Changes that a cache has told its reporter and the controller does not know yet, bounded.
 
-Putting something in costs an append under a lock, whatever the state of the controller. What is too
-much is forgotten, all of it: then a snapshot says the same.
+Putting a change in costs an append under a lock, whatever the state of the controller. When the
+changes become too many, all of them are forgotten: a snapshot says the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["Backlog", "Change"]
 
 # Identity, hashes that came, hashes that went: in this order.
 Change = tuple[bytes, bytes, bytes]
-_PIECE = HASHES_MAX * DIGEST_BYTES
+_PIECE_BYTES_MAX = HASHES_MAX * DIGEST_BYTES  # of one message
 
 
 class Backlog:
-    """Threads: any for `put` and `wake`; one for the others.
+    """The changes of one process. Threads: any for `put`, `lose` and `wake`; one for the others.
 
     Args:
         bytes_max: Of hashes that wait.
@@ -47,7 +47,7 @@ class Backlog:
             self._changed.notify()
 
     def lose(self) -> None:
-        """Something came or went that nobody can name any more."""
+        """Chunks came or went whose hashes are not known."""
         with self._changed:
             self._forget()
             self._changed.notify()
@@ -57,42 +57,47 @@ class Backlog:
         self._bytes, self._lost = 0, True
 
     def wake(self) -> None:
-        """Have whoever waits look around."""
+        """End `wait` now."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def wait(self, timeout_s: float) -> None:
-        """Until there is something, or something was lost, or `wake`."""
+        """Wait until there is a change, or one was lost, or for `wake`."""
         with self._changed:
             self._changed.wait_for(lambda: self._told or self._lost or self._woken, timeout_s)
             self._woken = False
 
     @property
     def lost(self) -> bool:
-        """Something was forgotten since `restart`."""
+        """Whether changes were forgotten since `restart`."""
         with self._changed:
             return self._lost
 
     def restart(self) -> None:
-        """Forget all: a snapshot begins now, and says it."""
+        """Forget all changes: a snapshot begins now, and says them."""
         with self._changed:
             self._told.clear()
             self._bytes, self._lost = 0, False
 
     def take(self) -> list[Change]:
-        """All that there is, in as few changes as keep the order."""
+        """Take all changes, in as few as keep the order."""
         with self._changed:
             told, self._told, self._bytes = self._told, deque(), 0
         changes: list[tuple[bytes, list[bytes], list[bytes]]] = []
         size = 0
         for identity, came, hashes in told:
-            for at in range(0, len(hashes), _PIECE):
-                piece = hashes[at : at + _PIECE]
+            for at in range(0, len(hashes), _PIECE_BYTES_MAX):
+                piece = hashes[at : at + _PIECE_BYTES_MAX]
                 last = changes[-1] if changes else None
                 size += len(piece)
                 # A chunk that went and came again needs a change of its own.
-                if last is None or last[0] != identity or (came and last[2]) or size > _PIECE:
+                if (
+                    last is None
+                    or last[0] != identity
+                    or (came and last[2])
+                    or size > _PIECE_BYTES_MAX
+                ):
                     changes.append((identity, [], []))
                     size = len(piece)
                 _, added, removed = changes[-1]

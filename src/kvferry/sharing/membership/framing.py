@@ -1,10 +1,10 @@
 """Messages on a connection: four bytes of length, big-endian, and the message; and who may speak.
 
 Each side proves with HMAC-SHA-256 over both nonces that it knows the secret, which itself is never
-sent. Where none is configured it is that of this user's processes on this host, and the address at
-the controller's end is proved as well: loopback passes it on unchanged, and whoever takes another
-port there cannot stand between two that know each other. What follows is neither encrypted nor
-signed: on a network that others write to, use a tunnel.
+sent. Where no secret is configured, the secret is that of this user's processes on this host, and
+the address at the controller's end is proved as well: loopback passes the address on unchanged, and
+whoever takes another port there cannot stand between two that know each other. Messages after the
+greeting are neither encrypted nor signed: on a network that others write to, use a tunnel.
 
 `Link` is the side of an instance, for a thread that may wait; every wait has a limit.
 """
@@ -52,8 +52,8 @@ __all__ = [
 
 M = TypeVar("M")
 
-# A host that is away answers nothing: it may be back long before the first try is given up.
-_CONNECT_S = 1.5
+# A host that is away answers nothing, and may be back long before the kernel gives up.
+_CONNECT_TIMEOUT_S = 1.5
 HEAD = struct.Struct("!I")
 _ELSEWHERE = "another user, container or version needs p2p_secret_file, its controller secret_file"
 OTHER_SECRET = f"the secret is another one: {_ELSEWHERE}"
@@ -141,7 +141,7 @@ class Link:
                 us.
             Malformed: It is no controller, or does not know the secret.
         """
-        connect_s = min(timeout_s, _CONNECT_S)
+        connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
         stream = socket.create_connection(host_and_port(address), connect_s)
         link = cls(stream, timeout_s)
         try:

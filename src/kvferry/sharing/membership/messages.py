@@ -12,8 +12,9 @@ instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`.
 
 An instance is known by its name and rank; a process of it by its incarnation, 128 random bits. A
 new incarnation takes the place of the one before, and nothing of that one counts any more.
-Everything that a controller knows comes from here, so it keeps nothing over a restart: the marks of
-clears for everybody it hears with each registration, and says the newest to who has an older one.
+Everything that a controller knows comes from these messages, so it keeps nothing over a restart. It
+hears marks of clears for everybody with each registration, and says the newest to whoever has an
+older one.
 """
 
 from __future__ import annotations
@@ -91,16 +92,16 @@ _Identities = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=256)]
 
 
 class HeldIdentity(msgspec.Struct, frozen=True):
-    """Of what chunks an instance has some.
+    """An identity whose chunks an instance may hold.
 
     Attributes:
         digest: Of the `Identity`.
         model: Its name.
         chunk_size: Tokens of a chunk.
         generation: What prompts are hashed with now; see `kvferry.chunks.generation`.
-        chunk_bytes: Of one in memory; 0: not said.
-        clears: The counter of the newest clear for everybody that it has heard of, whose half is in
-            `generation`; see `kvferry.chunks.generation.Mark`.
+        chunk_bytes: Of a chunk in memory; 0: not said.
+        clears: The counter of the newest clear for everybody that the instance has heard of; its
+            half is in `generation`; see `kvferry.chunks.generation.Mark`.
     """
 
     digest: Digest
@@ -112,7 +113,7 @@ class HeldIdentity(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark:
-        """Of clears for everybody."""
+        """The newest mark that the instance has heard of."""
         return Mark(self.clears, shared_of(self.generation))
 
 
@@ -125,7 +126,7 @@ class Renewed(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark:
-        """As marks are compared."""
+        """The same as a `Mark`, which can be compared."""
         return Mark(self.counter, self.half)
 
 

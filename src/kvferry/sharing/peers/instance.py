@@ -5,9 +5,9 @@
 
 A process is one instance, or one rank of one: it has one node and one reporter, whatever the number
 of its caches. The node lends what is in memory. The reporter tells the controller what came and
-went, and is told who else is there; of those, each cache reads from the ones that have chunks of
-its identity. Who is known is read on while a controller is away, and for a while after one that has
-begun anew does not name it.
+went, and is told which other instances there are; each cache reads from those that have chunks of
+its identity. An instance that is known is read on while the controller is away, and for a while
+after a controller that has begun anew does not name it.
 
 Threads: any; one of its own passes on what changes in memory.
 """
@@ -54,16 +54,16 @@ __all__ = ["Sharing", "join", "leave", "work_of"]
 
 _log = logging.getLogger("kvferry.cache")
 
-_KEPT = 1 << 16  # changes of memory that wait to be told
-_TOLD = 4096  # at a time
-_SLOTS = 8192  # of a snapshot, in one piece
+_CHANGES_MAX = 1 << 16  # of memory, that wait to be told
+_TOLD_MAX = 4096  # changes at a time
+_SLOTS_MAX = 8192  # of a snapshot, in one piece
 _LOOK_S = 0.05
-_FOLLOW_S = 0.5  # between looks at who was reached, and who was named long ago
-_UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
-_PREFETCH_S = 30.0
+_FOLLOW_EVERY_S = 0.5  # that it is seen who was reached, and who was named long ago
+_UNNAMED_S = 60.0  # that a peer is read on which no controller names
+_PREFETCH_TIMEOUT_S = 30.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
 _NO_WAY = "there can be no Unix socket in this user's runtime folder"
-_COUNTERS = ("tokens_requested", "prefill_saved_seconds", "tokens_hit", "bytes_hit")
+_TOLD_COUNTERS = ("tokens_requested", "prefill_saved_seconds", "tokens_hit", "bytes_hit")
 
 
 class _Joined:
@@ -74,11 +74,11 @@ class _Joined:
         self.peers = peers
         self.identity = cache.identity.digest
         self.clears = Joined(cache.clearing.newest, self.identity, space_of(cache.identity).prefix)
-        self.told = cache.memory.cache.watch(_KEPT)
+        self.told = cache.memory.cache.watch(_CHANGES_MAX)
 
 
 class Sharing:
-    """The part of this process; see the module.
+    """What this process shares: its node, its reporter, and the peers of its caches.
 
     Args:
         settings: Where the node listens, and where the controller is.
@@ -260,7 +260,7 @@ class Sharing:
                 continue
             slot, more = 0, True
             while more:
-                slot, hashes = cache.memory.cache.ready_from(slot, _SLOTS)
+                slot, hashes = cache.memory.cache.ready_from(slot, _SLOTS_MAX)
                 yield hashes
                 more = slot != 0
 
@@ -291,7 +291,10 @@ class Sharing:
         size = cache.layout.chunk_size
         tokens = len(hashes) // DIGEST_BYTES * size
         prompt = Prompt(hashes, tokens, size, cache.generation)
-        return cache.prefetch(prompt, timeout_s=_PREFETCH_S).result(_PREFETCH_S + 1) // size
+        return (
+            cache.prefetch(prompt, timeout_s=_PREFETCH_TIMEOUT_S).result(_PREFETCH_TIMEOUT_S + 1)
+            // size
+        )
 
     # --- The thread ---
 
@@ -308,7 +311,7 @@ class Sharing:
                     self._follow()
                     if self._one_sided is not None:
                         self._one_sided.agent.sweep()
-                    follow_at = time.monotonic() + _FOLLOW_S
+                    follow_at = time.monotonic() + _FOLLOW_EVERY_S
             except Exception as error:
                 noticed("sharing", error)
 
@@ -332,15 +335,15 @@ class Sharing:
     def _tell(self, one: _Joined) -> None:
         cache = one.cache.memory.cache
         while not self._closing.is_set():
-            found = cache.changes(one.told, _TOLD)
+            found = cache.changes(one.told, _TOLD_MAX)
             if found is None:  # too many to be told one by one
-                one.told = cache.watch(_KEPT)
+                one.told = cache.watch(_CHANGES_MAX)
                 self._reporter.lost()
                 return
             one.told, runs = found
             for ready, hashes in runs:
                 (self._reporter.added if ready else self._reporter.removed)(one.identity, hashes)
-            if sum(len(hashes) for _, hashes in runs) < _TOLD * DIGEST_BYTES:
+            if sum(len(hashes) for _, hashes in runs) < _TOLD_MAX * DIGEST_BYTES:
                 return
 
 
@@ -399,19 +402,19 @@ def _name(peer: Peer) -> str:
 
 
 def work_of(every: Iterable[CacheMetrics]) -> WorkDone:
-    """The sum of what each engine has counted."""
+    """What caches have done, as a controller is told it: the sum of what each has counted."""
     requested, saved_s = 0.0, 0.0
     tokens: Counter[str] = Counter()
     size: Counter[str] = Counter()
     for metrics in every:
-        wanted, saved, hit_tokens, hit_bytes = metrics.counted(*_COUNTERS)
+        wanted, saved, hit_tokens, hit_bytes = metrics.counted(*_TOLD_COUNTERS)
         requested += sum(wanted.values())
         saved_s += sum(saved.values())
         for tier, count in hit_tokens.items():
             tokens[tier] += int(count)
         for tier, count in hit_bytes.items():
             size[tier] += int(count)
-    # In an order in which what does not fit once never comes back: it would be counted anew.
+    # In an order in which a tier that did not fit once never comes back: it would be counted anew.
     named = sorted((tier for tier in tokens if tokens[tier]), key=lambda t: (t[:5] == "peer ", t))
     hits = tuple(Hits(tier, tokens[tier], size[tier]) for tier in named[:HITS_MAX])
     return WorkDone(int(requested), float(saved_s), hits)

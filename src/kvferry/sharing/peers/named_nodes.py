@@ -1,12 +1,13 @@
 """Nodes that prompts name (`Prompt.source`), asked for those prompts and no others.
 
-A node that is named is reached as peers are, and what it lends is checked as theirs is. It is asked
-at the same moment as peers and stores, within the same limits; what few prompts ask of it is asked,
-and not followed by a presence view. The first prompt waits a moment for the connection. A wrong
+A node that is named is reached as peers are, and what it lends is checked like what they lend. It
+is asked at the same moment as peers and stores, within the same limits; there is no presence view
+of it, because few prompts name it. The first prompt waits a moment for the connection. A wrong
 address is a shorter prefix.
 
-There are `NODES_MAX` at a time; the one that was named longest ago goes first. They have one name
-in metrics and lines: whoever sends requests chooses the addresses, and could make any number.
+There are `NODES_MAX` nodes at a time; the one that was named longest ago makes room. All have one
+name in metrics and in the log: whoever sends requests chooses the addresses, and could choose any
+number.
 
 Threads: any.
 """
@@ -33,12 +34,11 @@ _log = logging.getLogger("kvferry.cache")
 
 NAME = "remote_kv_source"
 NODES_MAX = 16
-# What prompts that name a new node wait until it is connected, all of them together.
-_CONTACT_S = 0.25
+_CONTACT_S = 0.25  # that all prompts together wait for the connection to a new node
 
 
 class NamedNodes:
-    """See the module.
+    """The nodes that prompts of one cache name.
 
     Args:
         cache: Whose prompts name them; its settings say which hosts may be asked.
@@ -77,7 +77,7 @@ class NamedNodes:
         return [found] if found is not None else []
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask no node any more."""
         with self._lock:
             self._closed = True
             nodes, self._nodes = self._nodes, OrderedDict()

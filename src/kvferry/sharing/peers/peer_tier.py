@@ -140,7 +140,7 @@ class PeerTier(StoreTier):
         return self.mark.is_deaf
 
     def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
-        """See `StoreTier`; what is there is its owner's."""
+        """See `StoreTier`; the owner deletes what is there."""
         self.tier.known.forget(which)
 
     def close(self, timeout_s: float) -> bool:
@@ -217,13 +217,13 @@ class Peers:
         self._refused: dict[str, str] = {}  # name: address of what could not be opened
 
     def marks(self, *, up: bool = False) -> list[PeerMark]:
-        """What they say of clears; `up`: of those alone that are connected."""
+        """What the peers say of clears; `up`: of connected peers alone."""
         with self._lock:
             tiers = [tier for _, tier in self._tiers.values()]
         return [tier.mark for tier in tiers if not up or _is_up(tier)]
 
     def follow(self, peers: Mapping[str, Peer]) -> None:
-        """Read from these from now on, by their names, and from no others."""
+        """Read from these peers from now on, by their names, and from no others."""
         gone: list[PeerTier] = []
         with self._lock:
             for name, (peer, tier) in list(self._tiers.items()):
@@ -252,7 +252,7 @@ class Peers:
         self._cache.tiers.insert(len(self._tiers) - 1, tier)
 
     def _met(self, name: str) -> bool:
-        """Whether a peer was reached, which is logged once, or is none any more."""
+        """Whether a peer was reached, which is logged once, or has gone."""
         found = self._tiers.get(name)
         if found is None:
             return True

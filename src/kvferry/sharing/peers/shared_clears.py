@@ -1,11 +1,11 @@
 """Clears for everybody among instances that share.
 
-Each instance says its marks when it registers and through its node, and hears those of others from
-the controller, with each heartbeat, and from the nodes of its peers. So one way is enough, and a
-controller that begins anew, or an instance that was away, has the newest within a second.
+Each instance says its marks when it registers and through its node, and hears the marks of others
+from the controller, with each heartbeat, and from the nodes of its peers. So one way is enough, and
+a controller that begins anew, or an instance that was away, has the newest mark within a second.
 
-A node lends for a few seconds at a time, as long as this process is known to have missed nothing:
-one that was stopped lends nothing of before a clear that it did not hear of.
+A node lends for a few seconds at a time, as long as this process is known to have missed no clear:
+a process that was stopped lends nothing of before a clear that it did not hear of.
 
 Threads: any.
 """
@@ -24,12 +24,11 @@ from kvferry.sharing.peers.peer_tier import Peers
 
 __all__ = ["Joined", "SharedClears"]
 
-_SAY_S = 0.5
-_LENT_S = 3.0
-_LISTEN_S = 0.2
+_SAY_EVERY_S = 0.5  # that the node is told the mark, and lends anew
+_LENT_S = 3.0  # that a node lends at a time
+_LISTEN_EVERY_S = 0.2
 _LOOK_S = 0.02
-# What a clear waits for all peers to hear of it, and for anybody.
-_TELL_S, _TELL_S_MAX = 2.0, 5.0
+_TELL_S, _TELL_S_MAX = 2.0, 5.0  # that a clear waits for all to hear of it, and for anybody at all
 
 
 class Joined:
@@ -51,8 +50,7 @@ class Joined:
 
 
 class SharedClears:
-    """See the module, and `kvferry.cache.store.newest_mark.MarkSource`, which this is for the
-    controller.
+    """The clears of the caches of this process; to each of them the `MarkSource` of the controller.
 
     Args:
         node: Lends what the caches have; None: nothing is lent.
@@ -103,7 +101,7 @@ class SharedClears:
         now = time.monotonic()
         listens = now >= self._listen_at
         if listens:
-            self._listen_at = now + _LISTEN_S
+            self._listen_at = now + _LISTEN_EVERY_S
         for one in self._joined:
             self._say(one)
             for mark in one.peers.marks() if listens and one.peers is not None else ():
@@ -137,6 +135,6 @@ class SharedClears:
             now, newest = time.monotonic(), one.newest.mark
             if newest == one.said and (now < one.say_at or not fresh):
                 return
-            one.said, one.say_at = newest, now + _SAY_S
+            one.said, one.say_at = newest, now + _SAY_EVERY_S
             text = newest.encode().ljust(MARK_BYTES)
             self._node.mark(one.prefix, text, _LENT_S if fresh else 0.0)

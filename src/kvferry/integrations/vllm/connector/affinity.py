@@ -1,8 +1,8 @@
 """Threads that vLLM's binding to processors does not reach.
 
 On a CPU, vLLM binds a worker's main thread to one processor and its OpenMP threads to one each,
-where they turn in circles between two operations. Threads that the main thread starts are bound as
-it is, and would wait behind the very thread that waits for them. So ours may run wherever the
+where they spin between two operations. Threads that the main thread starts are bound as it is, and
+would wait behind the very thread that waits for them. So ours may run wherever the
 process that started the worker may. On a GPU nothing is changed: who binds workers there means it.
 """
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.chunks.prompt import Prompt, read_prompt
-from kvferry.integrations.vllm.connector.hashing import request_salt
 from kvferry.integrations.vllm.connector.ranks import address, ask_text
+from kvferry.integrations.vllm.connector.request_hashes import request_salt
 
 if TYPE_CHECKING:
     from kvferry.cache import TieredCache
@@ -33,18 +33,18 @@ __all__ = ["explained", "running", "teller"]
 _LIMIT_S = 10.0
 
 
-def teller(engine: TieredCache) -> Callable[[Prompt], str]:
+def teller(cache: TieredCache) -> Callable[[Prompt], str]:
     """What a rank explains; of an empty prompt a JSON object about itself."""
 
     def tell(prompt: Prompt) -> str:
         if prompt.chunks:
-            return str(engine.explain(prompt))
+            return str(cache.explain(prompt))
         about = {
-            "identity": engine.identity.digest.hex(),
-            "description": engine.identity.description,
-            "chunk_size": engine.layout.chunk_size,
-            "generation": engine.generation.hex(),
-            "stores": [store.tier.name for store in engine.tiers],
+            "identity": cache.identity.digest.hex(),
+            "description": cache.identity.description,
+            "chunk_size": cache.layout.chunk_size,
+            "generation": cache.generation.hex(),
+            "stores": [store.tier.name for store in cache.tiers],
         }
         return json.dumps(about)
 

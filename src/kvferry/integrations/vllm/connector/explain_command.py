@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from kvferry.base.errors import UsageError
-from kvferry.integrations.vllm.connector.ask_server import ask_server
+from kvferry.base.errors import UnavailableError, UsageError
+from kvferry.base.shown import reason_of
+from kvferry.config.file import read_token
 from kvferry.integrations.vllm.connector.explain import explained
 
 __all__ = ["explain"]
+
+_TIMEOUT_S = 10.0
+_TOKEN = "KVFERRY_SERVER_HTTP_TOKEN"
 
 
 @click.command(
@@ -52,7 +61,7 @@ def explain(
     if url is not None:
         if tokens is None:
             raise UsageError("name a prompt: --prompt-file with --model, or --tokens")
-        click.echo(ask_server(url, tokens, identity, secret))
+        click.echo(_ask_server(url, tokens, identity, secret))
         return
     said = 0
     for text in explained(tokens, salt):
@@ -89,3 +98,44 @@ def _tokens(model: str | None, prompt_file: str | None, token_file: str | None) 
 
 def _read(file: str) -> str:
     return sys.stdin.read() if file == "-" else Path(file).read_text()
+
+
+def _ask_server(
+    url: str, tokens: Sequence[int], identity: str | None = None, token_file: Path | None = None
+) -> str:
+    """For people: where each chunk is, or why it is not.
+
+    Args:
+        url: Of the server's HTTP side, e.g. "http://127.0.0.1:8080".
+        tokens: Of the prompt.
+        identity: Which model, if the server has several.
+        token_file: Holds the token of the server.
+
+    Raises:
+        UnavailableError: It does not answer.
+        UsageError: It refuses the question; the text says why.
+    """
+    headers = {"Content-Type": "application/json"}
+    secret = read_token(token_file) if token_file is not None else os.environ.get(_TOKEN)
+    if secret:
+        headers["Authorization"] = f"Bearer {secret}"
+    asked = {"tokens": list(tokens), **({"identity": identity} if identity else {})}
+    place = f"{url if '://' in url else f'http://{url}'}".rstrip("/") + "/v1/explain"
+    request = urllib.request.Request(place, json.dumps(asked).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            return str(json.load(answer)["text"])
+    except urllib.error.HTTPError as error:
+        with error:
+            raise UsageError(f"{place}: {_refusal(error.read())}") from None
+    except OSError as error:
+        raise UnavailableError(f"{place} does not answer: {reason_of(error)}") from None
+    except (ValueError, LookupError, TypeError, http.client.HTTPException):
+        raise UnavailableError(f"{place} is no cache server of kvferry") from None
+
+
+def _refusal(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["text"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

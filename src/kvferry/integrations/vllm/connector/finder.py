@@ -15,10 +15,10 @@ from typing import Protocol
 from kvferry.base.errors import KVFerryError
 from kvferry.chunks.generation import shared_of
 from kvferry.chunks.prompt import Prompt
-from kvferry.integrations.vllm.connector.held_meter import count_rest
 from kvferry.integrations.vllm.connector.interfaces import Backend
+from kvferry.metrics import MISS_REASONS, CacheMetrics
 
-__all__ = ["BackendFinder"]
+__all__ = ["BackendFinder", "count_rest", "reason_of_miss"]
 
 
 class _Cache(Backend, Protocol):
@@ -77,3 +77,19 @@ class BackendFinder:
             if not fewest:
                 break
         return fewest
+
+
+def count_rest(metrics: CacheMetrics, prompt: Prompt, found: int, reason: str) -> None:
+    """A look-up found so many chunks of a prompt; nobody asks for the rest any more.
+
+    What the engine has itself was not wanted.
+    """
+    rest = prompt.chunks - max(found, prompt.computed_tokens // prompt.chunk_size)
+    if rest > 0:
+        metrics.requested(rest * prompt.chunk_size)
+        metrics.missed(reason_of_miss(reason), rest)
+
+
+def reason_of_miss(reason: str) -> str:
+    """The label of a miss in `kvferry.metrics`, for the reason that a cache gives."""
+    return reason if reason in MISS_REASONS else "error" if reason else "never_stored"

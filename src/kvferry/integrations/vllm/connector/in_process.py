@@ -13,7 +13,7 @@ No request fails because of a cache: what cannot be loaded is computed. vLLM wou
 unless ``kv_load_failure_policy`` is "recompute", so this connector sets it, and says so.
 
 vLLM's manager for several kinds of layers (HMA) is not supported, so vLLM turns it off and keeps
-layers with a sliding window whole. What cannot be cached correctly is refused; see `shard`.
+layers with a sliding window whole. What cannot be cached correctly is refused; see `rank_identity`.
 
 This module needs vLLM.
 """
@@ -30,9 +30,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from kvferry.integrations.vllm.connector import opening
+from kvferry.integrations.vllm.connector import factory
+from kvferry.integrations.vllm.connector.factory import OpenRank
 from kvferry.integrations.vllm.connector.interfaces import Work
-from kvferry.integrations.vllm.connector.opening import OpenRank
 from kvferry.integrations.vllm.connector.rank_identity import check_engine
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
@@ -82,24 +82,24 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 _log.info("kv_load_failure_policy is set to recompute: no request fails for KV")
             self._ranks, self._scheduler = self._open_scheduler(vllm_config, transfer)
 
-    # --- What another integration has its own of ---
+    # --- What the connector over a cache server does in its own way ---
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         settings, limit_s = self._settings, self._settings.cache.retrieve_timeout_s
-        return opening.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
+        return factory.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
 
     def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
-        return opening.open_worker(rank)
+        return factory.open_worker(rank)
 
     # --- Beside the scheduler ---
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those can be loaded, and whether that takes a while (it does)."""
+        """How many tokens behind these can be loaded, and whether the load is asynchronous."""
         assert self._scheduler is not None
         found = self._scheduler.matched(request, num_computed_tokens)
         return found, bool(found)
@@ -149,7 +149,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._answers.close()
             left = before.abandon()
             self._at_exit.detach()
-        rank = opening.open_rank(
+        rank = factory.open_rank(
             self._vllm_config, self._kv_cache_config, self._spec, self._settings, kv_caches
         )
         self._answers, worker = self._open_worker(rank)
@@ -171,7 +171,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.start_loads(work)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: who waits for a load is not computed."""
+        """Nothing to wait for: a request whose load is in flight is not computed."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -181,7 +181,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """All layers are."""
+        """All layers are computed."""
         if self._worker is not None:
             self._worker.end_step()
 

@@ -1,7 +1,7 @@
 """Questions to a finder that nobody waits for: asked in threads, given up after a limit.
 
-The finder knows how long waiting can pay. The limit here is for one that does not come back, and
-counts from when it was called: many requests at once may have to wait for a thread.
+The finder knows how long waiting can pay. The limit here is for a finder that does not return, and
+counts from the call: many requests at once may have to wait for a thread.
 
 An answer often comes within a fraction of a millisecond, and another step of the engine costs more.
 So whoever asks waits for a moment, all questions of a step together no longer than one.
@@ -25,7 +25,8 @@ __all__ = ["Question", "Questions"]
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 _THREADS = 32
-# What the questions of one step are waited for, together.
+# What the questions of one step are waited for, together: an answer that comes meanwhile saves the
+# request a step, which takes longer than this.
 _MOMENT_S = 0.001
 
 

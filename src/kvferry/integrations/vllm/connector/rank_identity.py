@@ -12,13 +12,12 @@ from typing import Any
 from kvferry.base.errors import UsageError
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
+from kvferry.integrations.vllm.identity import DRAFTS_WITHOUT_KV
 
 __all__ = ["Shard", "check_engine", "identity_of", "shard_layout"]
 
 # Attention that keeps every token of a request, each in the block that its position says.
 _PLAIN = ("FullAttentionSpec", "MLAAttentionSpec")
-# Speculation whose drafts come from the text and not from a model with KV of its own.
-_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> Any:
             )
     speculation = getattr(vllm_config, "speculative_config", None)
     method = getattr(speculation, "method", None)
-    if speculation is not None and method not in _DRAFTS_WITHOUT_KV:
+    if speculation is not None and method not in DRAFTS_WITHOUT_KV:
         raise UsageError(
             f"speculative decoding by {method!r} keeps KV of drafts beside the model's, which "
             "kvferry's connector cannot cache; use 'ngram', or leave the connector out"

@@ -7,9 +7,11 @@ all ranks at once and believes the smallest answer. Within one process no socket
     worker      answers = RankAnswers(address(engine_id, rank), finder)
     scheduler   ranks = RankFinder([address(engine_id, rank) for rank in range(ranks)], limit_s)
 
-The names are in the abstract namespace: nothing is left behind by a process that was killed. Only
-processes of the same user that share its runtime folder are answered, and believed (`rank`). What
-is asked for are hashes, and the answer is a number:
+The names are in the abstract namespace: nothing is left behind by a process that was killed. They
+are for anybody to take, so both sides of a connection begin with a proof that they know the secret
+of this user's processes, which share a runtime folder: 16 random bytes of the rank, 16 of whoever
+asks with its proof, and the proof of the rank. What is asked for are hashes, and the answer is a
+number:
 
     question   u32 length of what follows, u8 kind ("f"ind, "r"enewed, "e"xplain, "s"ize of chunks,
                "l"et go), u32 chunk size, u64 tokens, computed tokens, queued tokens, queued pairs,
@@ -28,8 +30,10 @@ Threads: those of the asking side are any. The answering side has one for each c
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
+import secrets
 import socket
 import struct
 import threading
@@ -37,32 +41,39 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvferry.base.errors import UsageError
-from kvferry.base.local_secret import is_own_process, local_secret
+from kvferry.base.errors import ConfigError, UsageError
+from kvferry.base.local_secret import NONCE_BYTES, is_own_process, local_proof, local_secret
 from kvferry.base.threads import Guarded, noticed
-from kvferry.chunks.generation import FIRST
+from kvferry.chunks.generation import FIRST, shared_of
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.config.remote_sources import read_node, show_node
 from kvferry.integrations.vllm.connector.interfaces import Finder
-from kvferry.integrations.vllm.connector.rank import ANSWER, GRACE_S, Rank, connect, met, read
 
 __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
+_ANSWER = struct.Struct("<q8s")
+# What a rank may take beyond the limit of its stores: it has a lot to do besides.
+_GRACE_S = 0.2
+# How long a rank that did not answer is not asked, so that each prompt does not wait for it anew.
+_REST_S = 1.0
+_PROOF_BYTES = 32
+# What a proof is waited for: by a scheduler, of a worker that begins; by a worker, of whoever asks.
+_MEET_RANK_S = 2.0
+_MEET_ASKER_S = 5.0
 _HEAD = struct.Struct("<IcIQQQQ16sH")
-_QUESTION_BYTES_MAX = 64 << 20
-_CONNECTIONS_MAX = 64
-_RENEWED_S = 30.0
-_SIZE_S = 5.0
+_QUESTION_BYTES_MAX = 64 << 20  # of hashes: 4 million chunks
+_CONNECTIONS_MAX = 64  # twice the threads of one scheduler that ask (`lookup_threads`)
+_RENEWED_S = 30.0  # a thread waits for it, and nothing else does
+_SIZE_S = 5.0  # asked once, at the start
 # More than `WorkerHalf.release_blocks` takes.
 _RELEASE_BLOCKS_S = 15.0
 # Ranks answer before the scheduler is made; this is patience with a busy machine.
 _CHECK_S = 10.0
 _CHECK_EVERY_S = 0.1
-_CLOSE_S = 1.0
-_MEET_S = 5.0
+_CLOSE_S = 1.0  # for threads whose sockets are shut
 
 # The answering sides of this process.
 _here: dict[str, RankAnswers] = {}
@@ -153,17 +164,17 @@ class RankAnswers:
 
     def _answer(self, peer: socket.socket) -> None:
         try:
-            peer.settimeout(_MEET_S)
-            met(peer, self._name)
+            peer.settimeout(_MEET_ASKER_S)
+            _greet(peer, self._name)
             peer.settimeout(None)
             while True:
-                head = read(peer, _HEAD.size)
+                head = _read(peer, _HEAD.size)
                 length, kind, chunk_size, *about, generation, source = _HEAD.unpack(head)
                 generation = generation if any(generation) else FIRST
                 if length > _QUESTION_BYTES_MAX or length % DIGEST_BYTES or not chunk_size:
                     return
-                hashes = read(peer, length)
-                node = read(peer, source).decode()
+                hashes = _read(peer, length)
+                node = _read(peer, source).decode()
                 prompt, text = _prompt(hashes, chunk_size, about, generation, node), b""
                 if kind == b"f":
                     result = self.finder.find(prompt)
@@ -179,7 +190,7 @@ class RankAnswers:
                     result = len(text)
                 else:
                     return
-                peer.sendall(ANSWER.pack(result, self.finder.shared) + text)
+                peer.sendall(_ANSWER.pack(result, self.finder.shared) + text)
         except OSError:
             return  # the scheduler is gone, or we are
         except Exception as error:  # ours; the scheduler counts it as nothing
@@ -199,7 +210,7 @@ class RankFinder:
     """
 
     def __init__(self, names: Sequence[str], limit_s: float) -> None:
-        self._ranks = [Rank(name) for name in names]
+        self._ranks = [_Rank(name) for name in names]
         self._limit_s = limit_s
         self._telling: list[threading.Thread] = []
 
@@ -209,7 +220,7 @@ class RankFinder:
         here = [_here.get(rank.name) for rank in self._ranks]
         if all(rank is not None for rank in here):
             return min(rank.finder.find(prompt) for rank in here if rank is not None)
-        return min(self._ask(question, self._limit_s + GRACE_S))
+        return min(self._ask(question, self._limit_s + _GRACE_S))
 
     def now(self, prompt: Prompt) -> int | None:
         """See `Finder`. Ranks in other processes have to be waited for."""
@@ -294,16 +305,86 @@ class RankFinder:
         return [rank.receive(line, until) for rank, line in zip(self._ranks, asked, strict=True)]
 
 
+class _Rank:
+    """One rank, and connections to it that nobody uses."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._rest_until = 0.0
+        self._told = False
+        self.shared = shared_of(FIRST)
+
+    def there(self) -> bool:
+        """Whether it listens; the connection is kept, so that nobody has to wait for it later."""
+        try:
+            line = _connect(self.name, _MEET_RANK_S)
+        except OSError:
+            return False
+        with self._lock:
+            self._idle.append(line)
+        return True
+
+    def send(self, question: bytes, insist: bool) -> socket.socket | None:
+        with self._lock:
+            line = self._idle.pop() if self._idle else None
+            if line is None and time.monotonic() < self._rest_until and not insist:
+                return None
+        try:
+            if line is None:
+                line = _connect(self.name, _GRACE_S)
+            line.settimeout(_GRACE_S)
+            line.sendall(question)
+        except OSError as error:
+            self._failed(line, error)
+            return None
+        return line
+
+    def receive(self, line: socket.socket | None, until: float) -> int:
+        if line is None:
+            return 0
+        try:
+            line.settimeout(max(0.001, until - time.monotonic()))
+            result, self.shared = _ANSWER.unpack(_read(line, _ANSWER.size))
+        except OSError as error:
+            self._failed(line, error)
+            return 0
+        with self._lock:
+            self._idle.append(line)
+        self._told = False
+        return max(0, int(result))
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def _failed(self, line: socket.socket | None, error: OSError) -> None:
+        if line is not None:
+            line.close()
+        with self._lock:
+            self._rest_until = time.monotonic() + _REST_S
+            told, self._told = self._told, True
+        if not told:
+            _log.warning(
+                "the worker at %s does not say what it has (%s); prompts are computed meanwhile",
+                self.name,
+                error,
+            )
+
+
 def ask_text(name: str, prompt: Prompt, limit_s: float) -> str:
     """What a rank explains of a prompt; of an empty one, what the rank is.
 
     Raises:
         OSError: It is not there, or does not answer in time.
     """
-    with connect(name, limit_s) as line:
+    with _connect(name, limit_s) as line:
         line.sendall(_question(b"e", prompt))
-        length, _ = ANSWER.unpack(read(line, ANSWER.size))
-        return read(line, length).decode()
+        length, _ = _ANSWER.unpack(_read(line, _ANSWER.size))
+        return _read(line, length).decode()
 
 
 def _prompt(
@@ -333,3 +414,63 @@ def _shut(line: socket.socket) -> None:
     with suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)
     line.close()
+
+
+def _connect(name: str, limit_s: float) -> socket.socket:
+    """A connection to a rank, which is one of ours.
+
+    Raises:
+        OSError: It is not there, or is another user's, or late.
+    """
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(limit_s)
+        line.connect("\0" + name)
+        nonces = _read(line, NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
+        line.sendall(nonces[NONCE_BYTES:] + _proof("scheduler", name, nonces))
+        _check(line, "rank", name, nonces)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def _greet(line: socket.socket, name: str) -> None:
+    """Begin a connection that somebody has made to a rank.
+
+    Raises:
+        OSError: It is another user's.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    line.sendall(nonce)
+    nonces = nonce + _read(line, NONCE_BYTES)
+    _check(line, "scheduler", name, nonces)
+    line.sendall(_proof("rank", name, nonces))
+
+
+def _proof(side: str, name: str, nonces: bytes) -> bytes:
+    try:
+        return local_proof(f"{side} of {name}", nonces)
+    except ConfigError as error:
+        raise PermissionError(str(error)) from None
+
+
+def _check(line: socket.socket, side: str, name: str, nonces: bytes) -> None:
+    shown = _read(line, _PROOF_BYTES)
+    if not is_own_process(line) or not hmac.compare_digest(shown, _proof(side, name, nonces)):
+        raise PermissionError("the other side is no process that shares this user's runtime folder")
+
+
+def _read(line: socket.socket, count: int) -> bytes:
+    """So many bytes.
+
+    Raises:
+        OSError: The other side is gone, or late.
+    """
+    data = bytearray()
+    while len(data) < count:
+        part = line.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the other side closed the connection")
+        data += part
+    return bytes(data)

@@ -1,9 +1,9 @@
 """The half of a connector beside the scheduler: what to load for which request, what to save when.
 
 It is asked by vLLM's scheduler, in its thread, and does not make it wait: how much of a prompt is
-there is found out in threads (`lookup_threads`), and until that is known the answer is "ask again".
-It counts in chunks of `chunk_size` tokens, which are whole blocks of the engine's. What it reports
-are whole blocks, and vLLM always computes the last token of a prompt.
+there is found out in threads (`lookup_threads`), and until the answer is known vLLM is told "ask
+again". It counts in chunks of `chunk_size` tokens, which are whole blocks of the engine's. What it
+reports are whole blocks, and vLLM always computes the last token of a prompt.
 
 A request's life:
 
@@ -20,6 +20,7 @@ Requests and scheduler outputs are vLLM's, of any tested version; only what both
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -30,16 +31,20 @@ from kvferry.chunks.generation import FIRST, drawn, joined, named
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.config.remote_sources import Address, node_in
-from kvferry.integrations.vllm.connector.cache_waits import RequestWait
-from kvferry.integrations.vllm.connector.hashing import RequestHashes, fit, holds, request_hashes
 from kvferry.integrations.vllm.connector.interfaces import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.connector.lookup_threads import Question, Questions
+from kvferry.integrations.vllm.connector.request_hashes import (
+    RequestHashes,
+    fit,
+    holds,
+    request_hashes,
+)
 
-__all__ = ["SchedulerHalf"]
+__all__ = ["RequestWait", "SchedulerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# An answer that is older was perhaps true once.
+# An answer that is older is stale: what it found may have been evicted.
 _ANSWER_AGE_S = 5.0
 
 
@@ -381,6 +386,58 @@ class SchedulerHalf:
             _log.warning("request %.80r is not cached: %s", known.request.request_id, error)
             known.hashes = None
             return b""
+
+
+class RequestWait:
+    """What part of the time to a request's first token it waited for the cache.
+
+    A request waits while the cache says what it has, and while that is loaded. What else takes time
+    is the engine's: the queue, and computing.
+
+    Args:
+        request: vLLM's; says when it came (``arrival_time``) and how many tokens it has given.
+        clock: For tests; as ``time.monotonic``.
+        wall: For tests; as ``time.time``.
+
+    Attributes:
+        told: Whether `over` has said it.
+    """
+
+    __slots__ = ("_began", "_clock", "_request", "_since", "_waited_s", "told")
+
+    def __init__(
+        self,
+        request: Any,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        now = wall()
+        self._request = request
+        self._clock = clock
+        self._began = clock() - max(0.0, now - getattr(request, "arrival_time", now))
+        self._since: float | None = None
+        self._waited_s = 0.0
+        self.told = False
+
+    def begin(self) -> None:
+        """It waits for the cache from now on."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def end(self) -> None:
+        """It does not any more."""
+        if self._since is not None:
+            self._waited_s += self._clock() - self._since
+            self._since = None
+
+    def over(self) -> tuple[float, float] | None:
+        """How long it waited for the cache, and for the first token; None: that is not there yet,
+        or was told."""
+        if self.told or not getattr(self._request, "num_output_tokens", 0):
+            return None
+        self.told = True
+        self.end()
+        return self._waited_s, self._clock() - self._began
 
 
 def _correct_statistics(request: Any, computed: int) -> None:

@@ -11,8 +11,8 @@ own, and the next step waits only if blocks that are still being gathered were g
 Handing what was gathered to the cache happens in a thread in either case (`saver`). So a store that
 is slow or dead costs the engine nothing, and no load outlasts its limit.
 
-An engine that takes its blocks away, to sleep or for other tensors, says so before
-(`release_blocks`): then nothing reads or writes them any more.
+An engine that unmaps its blocks, to sleep or for other tensors, says so before (`release_blocks`):
+from then on nothing reads or writes them.
 
 Threads: the engine's one calls all of it.
 """
@@ -48,9 +48,9 @@ _REFUSED = ("queue_full", "store_full", "unavailable", "error")
 _WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
 # At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
 _CLOSE_S = 4.0
-# What copies of blocks that are taken away are waited for.
+# How long copies under way are waited for when blocks are revoked.
 _RELEASE_BLOCKS_S = 10.0
-# What a step without computing waits for loads: else the engine turns in a circle at full speed.
+# What a step without computing waits for loads: else the engine's loop would spin.
 _IDLE_S = 0.0005
 # How often what the cache has counted is handed over: a token waits for looking through all of it,
 # which takes some tenths of a millisecond.

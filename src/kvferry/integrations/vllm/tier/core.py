@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from kvferry._native import KnownChunks
 from kvferry.base.errors import DeadlineExceeded
@@ -30,10 +29,10 @@ from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Connector
 from kvferry.integrations.vllm.tier.lookups import KNOWN_MAX, Lookups, chunk_names
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
-from kvferry.integrations.vllm.tier.tier_patience import Patience
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TransferLimits, Transfers
+from kvferry.integrations.vllm.tier.tier_cost import Patience
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits, Transfers
 
-__all__ = ["TierCore", "TierLimits"]
+__all__ = ["TierCore"]
 
 
 # What a store may take to let go of rows that were withdrawn.
@@ -45,27 +44,13 @@ _TOUCH_TIMEOUT_S = 1.0
 _TOUCH_KEYS_MAX = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class TierLimits(TransferLimits):
-    """Limits of a tier, beside those of its jobs.
-
-    Attributes:
-        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
-            as long as that can pay.
-        drain_timeout_s: How long `drain` and `close` wait for stores before they withdraw them.
-    """
-
-    lookup_timeout_s: float | None = None
-    drain_timeout_s: float = 10.0
-
-
 class TierCore:
     """See the head of this module.
 
     Args:
         connector: The store, with values as long as a row; closed by `close`.
         view: Memory of rows, contiguous and writable.
-        limits: See there.
+        limits: See `TierLimits`.
         clock: Seconds that only grow.
         patience: How long waiting pays, where the limits do not say how long to wait.
         coding: Chooses how chunks are written; None: that does not change.

@@ -23,7 +23,7 @@ from kvferry import _native
 from kvferry._native import KnownChunks, chunk_names
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
-from kvferry.integrations.vllm.tier.tier_patience import Patience
+from kvferry.integrations.vllm.tier.tier_cost import Patience
 
 __all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 

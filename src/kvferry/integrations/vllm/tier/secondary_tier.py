@@ -9,7 +9,7 @@ chunks between that memory and the store. It runs in vLLM's scheduler, so it nev
 and transfers are native batches that threads without the GIL carry out, and their ends are looked
 for once a step. What vLLM's key does not say (model, weights, layout, workers) is in the identity,
 which is in every key and frame, and comes from the configuration that `tier_connector` hands on.
-See docs/guides/vllm-tier.md; options: `offload.options`.
+See docs/guides/vllm-tier.md; options: `tier_options`.
 
 A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM knows the
 name by the entry point (`plugin`).
@@ -35,10 +35,11 @@ from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.speed import device_ops_s, guess
-from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.vllm.device_speed import device_ops_s, guess
+from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.sources import Sources
-from kvferry.integrations.vllm.tier.tier_families import STORE_AVAILABLE
+from kvferry.integrations.vllm.tier.store_channel import in_the_background
+from kvferry.integrations.vllm.tier.tier_cost import Patience, TierSteps
 from kvferry.integrations.vllm.tier.tier_identity import (
     TierEngine,
     chunk_tokens,
@@ -47,11 +48,8 @@ from kvferry.integrations.vllm.tier.tier_identity import (
     warn_of_random_seed,
 )
 from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
-from kvferry.integrations.vllm.tier.tier_patience import Patience
-from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, Observed
-from kvferry.integrations.vllm.tier.tier_steps import TierSteps
-from kvferry.integrations.vllm.tier.tier_threads import in_the_background
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
+from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, STORE_AVAILABLE, Observed
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits
 from kvferry.integrations.vllm.versions import need
 from kvferry.metrics.collector import unregister_series
 

@@ -9,25 +9,33 @@ says that no server is up. Meanwhile nothing is asked, so a store that hangs cos
 request its deadline and the others nothing. A question that nobody waits for goes out every so
 often, and the first answer to it ends the pause.
 
+Neither may the threads that move the bytes make it wait: when a batch is handed over, a sleeping
+I/O thread wakes up, and on a host whose cores are all busy Linux may run the I/O thread at once, in
+the place of the one that handed the batch over, for milliseconds. So stores are opened
+`in_the_background`: under the policy "batch" a thread keeps its share of the CPU, and waits for the
+next tick instead.
+
 Ownership: buffers belong to the store until `then` was called. Threads: one; nothing is locked.
-Failure: a batch that cannot be sent is refused (False), and `then` is not called. No method raises
+Failure: a batch that cannot be sent is refused (None), and `then` is not called. No method raises
 what a store does wrong, and none of them blocks but `wait`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import select
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvferry.base.errors import KVFerryError
 from kvferry.chunks.generation import FIRST, drawn, joined, own_of
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import BufferLike, Connector
 
-__all__ = ["StoreChannel", "Then"]
+__all__ = ["StoreChannel", "Then", "in_the_background"]
 
 _log = logging.getLogger("kvferry.integrations")
 
@@ -40,6 +48,7 @@ _CANARY = "canary"
 _CANARY_TIMEOUT_S = 1.0
 # Statuses that are no answer: TIMEOUT, UNAVAILABLE.
 _SILENT = bytes((Status.TIMEOUT, Status.UNAVAILABLE))
+_TASKS = "/proc/self/task"
 
 
 class StoreChannel:
@@ -211,6 +220,23 @@ class StoreChannel:
         self._waiting[batch] = then
         self.counts["batches"] += 1
         return batch
+
+
+@contextlib.contextmanager
+def in_the_background() -> Iterator[None]:
+    """Threads that are started within do not interrupt others, where the host allows that."""
+    before = _threads()
+    yield
+    for thread in _threads() - before:
+        with contextlib.suppress(OSError):  # it ended, or a sandbox does not want it
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _threads() -> set[int]:
+    try:
+        return {int(name) for name in os.listdir(_TASKS)}
+    except (OSError, ValueError):
+        return set()
 
 
 def _unknown(_: str) -> bool:

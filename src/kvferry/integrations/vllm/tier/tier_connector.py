@@ -8,7 +8,7 @@ vLLM's connector tells a tier the model's name and little more. This one gives `
 whole configuration, of which its identity is made (`tier_identity`). What else it does:
 
 - Requests with a LoRA adapter have names of their own for their blocks, here and in every tier, by
-  what the adapter holds (`adapters`). One of which nobody knows what is loaded is computed.
+  what the adapter holds (`lora_adapters`). One of which nobody knows what is loaded is computed.
 - The spec is vLLM's tiering one, or `spec.KvferryTieringSpec` where that does not end steps.
 - KV events say of chunks which tokens they are (``self_describing_kv_events``).
 - No request fails because of a load (``kv_load_failure_policy``).

@@ -3,8 +3,8 @@
 A chunk of the offloading connector is a row of its pinned memory: the blocks of all workers behind
 each other, all layers. Here is written down what two engines must have alike to use each other's
 rows: the model (see `identity`, which all integrations share), how blocks are cut and grouped, how
-workers divide them, the layout of the cache, the machine's part in it (see `platform`), and how
-vLLM makes its hashes.
+workers divide them, the layout of the cache, the device where that changes the layout, and how vLLM
+makes its hashes.
 
 vLLM tells a tier too little for that: since 0.23 the model's name and no more, and of adapters
 never what they hold. So a tier opens only under `KvferryTierConnector`, which has the whole
@@ -205,7 +205,8 @@ def _groups(groups: list[tuple[int, Any]]) -> str:
 def _hashing(vllm_config: Any) -> dict[str, str]:
     """How block hashes are made: the algorithm, and the seed of the first one if one was set.
 
-    A seed that vLLM draws for each process makes keys that no other process has; see `tier`.
+    A seed that vLLM draws for each process makes keys that no other process has; see
+    `warn_of_random_seed`.
     """
     cache = getattr(vllm_config, "cache_config", None)
     algorithm = str(getattr(cache, "prefix_caching_hash_algo", "") or "")

@@ -28,7 +28,7 @@ from kvferry.config.remote_sources import Address, AllowedHosts
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.tier.core import TierLimits
+from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 __all__ = ["TierOptions", "read_options"]
 

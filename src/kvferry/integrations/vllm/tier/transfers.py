@@ -1,8 +1,8 @@
 """Loads and stores between rows of a view and a store, each a native batch without a copy.
 
     transfers.load(job, keys, rows)     # returns at once
-    wire.poll()
-    transfers.take()                    # [Finished(job, success=False, loaded=[...])]
+    channel.poll()
+    transfers.take()                    # [FinishedTransfer(job, success=False, done=[...])]
 
 A job is one batch: the socket reads into, and writes from, the rows themselves. It is finished when
 no thread of ours touches its rows any more, and not before: a load that is given up is withdrawn,
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
-from kvferry.integrations.vllm.tier.tier_patience import Patience
+from kvferry.integrations.vllm.tier.tier_cost import Patience
 
-__all__ = ["FinishedTransfer", "TransferLimits", "Transfers"]
+__all__ = ["FinishedTransfer", "TierLimits", "Transfers"]
 
 # Why nothing was begun, for people.
 _WORDS = {
@@ -41,8 +41,8 @@ _STATUS = tuple(status.name.lower() for status in Status)
 
 
 @dataclass(frozen=True, slots=True)
-class TransferLimits:
-    """Limits of jobs.
+class TierLimits:
+    """Limits of a tier.
 
     Attributes:
         load_timeout_s: Deadline of a load, plus its bytes at `floor_rate_bytes_s`.
@@ -50,6 +50,10 @@ class TransferLimits:
         store_timeout_s: Deadline of a store, plus its bytes likewise.
         store_bytes_max: What may be on its way to the store.
         floor_rate_bytes_s: The slowest transfer that counts as alive.
+        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
+            as long as that can pay.
+        drain_timeout_s: How long `TierCore.drain` and `close` wait for stores before they withdraw
+            what is in flight.
     """
 
     load_timeout_s: float = 1.0
@@ -57,6 +61,8 @@ class TransferLimits:
     store_timeout_s: float = 5.0
     store_bytes_max: int = 1 << 62
     floor_rate_bytes_s: float = 50e6
+    lookup_timeout_s: float | None = None
+    drain_timeout_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -109,7 +115,7 @@ class Transfers:
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
         missing: The indices of those chunks that the store has not, as far as is known.
-        limits: See there.
+        limits: See `TierLimits`.
         patience: Says how long loads may get nothing; told what they took.
         counts: Counts chunks by what they became: ``load_<status>``, ``store_<status>``, as in
             ``load_ok``; ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
@@ -122,7 +128,7 @@ class Transfers:
         row_bytes: int,
         names_of: Callable[[Sequence[bytes]], list[str]],
         missing: Callable[[Sequence[bytes]], list[int]],
-        limits: TransferLimits,
+        limits: TierLimits,
         counts: Counter[str],
         patience: Patience,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias, TypedDict
+from typing import Annotated, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
@@ -68,16 +68,13 @@ class ChunkRow(TypedDict):
     why: Annotated[str, Meta(description="Nobody can give it.")]
 
 
-class _ExplainReport(TypedDict):
+class ExplainReport(TypedDict):
+    """Who has each chunk of a prompt."""
+
     chunks: list[ChunkRow]
     truncated: bool
     instances: Rows
-
-
-class ExplainReport(_ExplainReport, total=False):
-    """Who has each chunk of a prompt."""
-
-    why: str
+    why: NotRequired[str]
 
 
 class IdentityOfNode(TypedDict):

@@ -1,8 +1,8 @@
 """The routes of LMCache's controller, with their bodies and answers.
 
-Their tokens are counted as ours are: those of full chunks that could be had. A location is always
-"LocalCPUBackend", the memory of an instance; another one has nothing. `event_id` is that of a job
-where there is one, and `/check_finish` knows it.
+Tokens in its answers are those of full chunks that could be had, as in all of kvferry's. A location
+is always "LocalCPUBackend", the memory of an instance; another location has nothing. `event_id` is
+the id of a job where there is one, and `/check_finish` knows it.
 
 Source: the HTTP interface of LMCache's controller, in its documentation.
 """

@@ -22,8 +22,8 @@ from kvferry.sharing.controller.traffic import HELD_S
 
 __all__ = ["WindowQuery", "keys", "transfers", "work"]
 
-_PREFIXES = 512
-_TRANSFERS = 2000
+_PREFIXES_MAX = 512
+_TRANSFERS_MAX = 2000
 _AGES = ((60.0, "under 1 min"), (600.0, "1 to 10 min"), (3600.0, "10 to 60 min"))
 _OLDER, _NEVER = "over 60 min", "not looked up"
 
@@ -58,7 +58,7 @@ def transfers(controller: Controller) -> TransferRows:
             "window_bytes": one.recent_bytes,
             "bytes_s": round(one.recent_bytes / one.recent_s) if one.recent_s > 0 else 0,
         }
-        for one in controller.members.traffic.moved(_TRANSFERS)
+        for one in controller.members.traffic.moved(_TRANSFERS_MAX)
     ]
     return {"since": round(controller.started, 3), "transfers": rows}
 
@@ -106,7 +106,7 @@ def _prefixes(controller: Controller, sizes: Mapping[bytes, int]) -> list[HeldPr
     """The longest prefix of each root that was looked up, wherever it is."""
     found: list[HeldPrefix] = []
     now = time.time()
-    for prefix in controller.prefixes.top(_PREFIXES):
+    for prefix in controller.prefixes.top(_PREFIXES_MAX):
         holders = controller.members.lookup(prefix.longest or prefix.root)
         if not holders:
             continue

@@ -16,8 +16,8 @@ from kvferry.sharing.controller.traffic import HELD_S, MEMORY, PEER, DoneTransfe
 __all__ = ["WINDOWS", "overview", "window_of"]
 
 WINDOWS = {"60": "1 min", "300": "5 min", "1800": "30 min"}
-_POINTS = 90
-_EVENTS = 8
+_POINTS_MAX = 90  # of a chart
+_EVENTS_MAX = 8
 
 
 def window_of(query: Query) -> float:
@@ -33,8 +33,8 @@ def overview(controller: Controller, query: Query) -> Html:
     window = f"last {WINDOWS[f'{seconds:g}']}"
     if found["work"]["window_s"] < 0.9 * seconds:
         window += f", {figures.duration(found['work']['window_s'])} so far"
-    series = controller.members.traffic.series(HELD_S, _POINTS)
-    events = list(reversed(controller.journal.since(0)))[:_EVENTS]
+    series = controller.members.traffic.series(HELD_S, _POINTS_MAX)
+    events = list(reversed(controller.journal.since(0)))[:_EVENTS_MAX]
     return el(
         "div",
         _alarms(found["alarms"]),
@@ -47,7 +47,7 @@ def overview(controller: Controller, query: Query) -> Html:
             class_="tiles",
         ),
         el("div", *_charts(series), class_="charts"),
-        el("h2", "Last events", el("small", f"the last {_EVENTS}, times in UTC")),
+        el("h2", "Last events", el("small", f"the last {_EVENTS_MAX}, times in UTC")),
         events_table(events),
     )
 

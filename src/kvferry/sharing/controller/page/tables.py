@@ -12,8 +12,8 @@ from kvferry.sharing.controller.page.elements import Column, Html, Query, chosen
 
 __all__ = ["events", "events_table", "memory", "nodes", "prefixes", "transfers"]
 
-_MATRIX_MAX = 24
-_PREFIXES = 200
+_MATRIX_MAX = 24  # instances
+_PREFIXES_MAX = 200
 
 
 def nodes(controller: Controller, query: Query) -> Html:
@@ -85,7 +85,7 @@ def _quota(limits: Mapping[str, int]) -> Html | str:
 def prefixes(controller: Controller, query: Query) -> Html:
     """What was looked up most."""
     rows = []
-    for one in views.prefixes(controller, views.PrefixesBody(_PREFIXES))["prefixes"]:
+    for one in views.prefixes(controller, views.PrefixesBody(_PREFIXES_MAX))["prefixes"]:
         if not chosen(query, one["root"], *one["holders"]):
             continue
         error = f" \N{MINUS SIGN}{one['lookups_error']}" if one["lookups_error"] else ""

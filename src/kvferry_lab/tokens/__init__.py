@@ -1,1 +1,0 @@
-"""`kvferry lab tokens`: llmperf's token benchmark."""
