@@ -30,7 +30,6 @@ ROLES = {
     "identity": "which fields make bytes comparable",
     "listener": "accepts connections and serves them",
     "memory": "values in the memory of this process",
-    "metrics": "what a server counts, beside what its caches do",
     "native": "what the users of a native object share",
     "node": "a node in Python, and the path that programs import it by",
     "one_sided": "one-sided reads of the memory of another instance",

@@ -84,7 +84,7 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
         **_given("names", "sizes"),
     },
     "kvferry.connectors.nixl_agent": lambda: _given("connection", "metadata"),
-    "kvferry.connectors.process_agent": lambda: _given("connection", "metadata"),
+    "kvferry.connectors.agent": lambda: _given("connection", "metadata"),
     "kvferry.http.listener": lambda: _given("app"),
     "kvferry.http.routes": lambda: _given("view", "ERRORS", "lookup", "token", "Prompt", "Found"),
     "kvferry.integrations.lmcache.client": lambda: _given("memoryviews"),

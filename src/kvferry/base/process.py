@@ -1,4 +1,4 @@
-"""What programs of ours have in common: their log, their signals, and the files they write."""
+"""What our programs have in common: their log, their signals, and the files that they write."""
 
 from __future__ import annotations
 

@@ -39,6 +39,6 @@ class InheritedEventFds:
         os.close(own)
 
     def wake_with(self, number: int) -> None:
-        """What signals `number`, a new eventfd, signals the inherited numbers from now on."""
+        """Signals of `number`, a new eventfd, signal the inherited numbers from now on."""
         if self._numbers:
             os.dup2(self._numbers[0], number, inheritable=False)

@@ -1,4 +1,4 @@
-"""What clients and connectors over native code share: one native object and its life.
+"""The base of clients and connectors over native code: one native object and its life.
 
 Its threads never take the GIL. After ``fork()`` the child opens one of its own on first use; what
 was in flight stays the parent's. At interpreter exit all that are open are closed, the latest
@@ -120,7 +120,7 @@ class NativeHandle(RawMethods, Generic[Native]):
 
     @abstractmethod
     def _ttl_s(self) -> float | None:
-        """What the settings say."""
+        """The time to live by the settings."""
 
     def _after_fork(self) -> None:
         parents, self._native = self._native, None

@@ -29,12 +29,12 @@ __all__ = ["NativeClient", "provide_to"]
 
 _PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence")
 PING_KEY = b"kvferry:ping"
-_BY_THE_SETTINGS = -1.0
-_PLAIN = (None, 0, 0)
-# Of credentials that expire: when they are renewed, early enough for a second try.
-_RENEW_AT = 0.8  # of their life
-_RENEW_AGAIN_S = 5.0
-_LOOK_S = 60.0
+_BY_THE_SETTINGS = -1.0  # a deadline that native code takes from the settings
+_PLAIN = (None, 0, 0)  # values without frames
+# Credentials that expire are renewed at this part of their life, early enough for a second try.
+_RENEW_AT = 0.8
+_RENEW_AGAIN_S = 5.0  # after a function that failed
+_WAIT_S = 60.0  # for a connection that asks, at a time
 _CLOSED = -1
 
 
@@ -184,7 +184,7 @@ def _serve(source: _native.CredentialSource, provider: CredentialsProvider) -> N
     renew_at: float | None = None  # on the monotonic clock; None: what is known does not expire
     while True:
         now = time.monotonic()
-        limit_s = _LOOK_S if renew_at is None else max(0.0, min(_LOOK_S, renew_at - now))
+        limit_s = _WAIT_S if renew_at is None else max(0.0, min(_WAIT_S, renew_at - now))
         asked = source.wait(limit_s)
         if asked == _CLOSED:
             return

@@ -59,7 +59,7 @@ class ValueFrame:
 
 
 class Operation(Struct, frozen=True):
-    """What is asked for. Nothing is checked here: that does who carries it out.
+    """A request. Nothing is checked here: the client or connector that carries it out does that.
 
     Attributes:
         verb: What to do with each key.

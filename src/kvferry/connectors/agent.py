@@ -75,7 +75,7 @@ class Agent(Protocol):
         """
 
     def forget(self, peer: Any) -> None:
-        """Nobody reads from it any more."""
+        """Forget a peer that is not read from any more."""
 
     def read(self, peer: Any, pieces: Sequence[tuple[int, memoryview]], until: float) -> list[int]:
         """Read memory of a peer; the checksum of what each target has got.

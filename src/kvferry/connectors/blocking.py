@@ -28,7 +28,7 @@ from kvferry.connectors.threaded import Checked, ThreadedConnector
 
 __all__ = ["BlockingConnector", "Outcome"]
 
-# What became of a key; with SIZE_MISMATCH, how long the value is that is there.
+# The status of a key; with SIZE_MISMATCH, the length of the stored value as well.
 Outcome: TypeAlias = Status | tuple[Status, int]
 
 
@@ -54,7 +54,7 @@ class BlockingConnector(ThreadedConnector):
         """OK: it was there. MISS: it was not."""
 
     def answer(self, operation: Checked) -> BatchResult:
-        """One key after another, until the time is over or the prefix ends."""
+        """Carry out one key after another, until the deadline or the end of the prefix."""
         began, do = time.monotonic(), self._doing(operation)
         count = len(operation.names)
         statuses, sizes, error = bytearray([Status.CANCELLED]) * count, [0] * count, None

@@ -158,7 +158,7 @@ class CallQueue:
 
 
 def status_of(error: BaseException) -> Status:
-    """What an exception of a driver is as the status of a key."""
+    """The status of a key for an exception of a driver."""
     for kind, status in (
         (ClosedError, Status.CANCELLED),
         (DeadlineExceeded, Status.TIMEOUT),
@@ -170,7 +170,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def error_text(error: BaseException) -> str:
-    """What `BatchResult.error` says of it; want of room in the word of a server."""
+    """The text of an exception for `BatchResult.error`; a lack of room begins with "OOM"."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return f"OOM {error}"
     return str(error) if isinstance(error, KVFerryError) else f"{type(error).__name__}: {error}"

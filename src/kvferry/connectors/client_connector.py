@@ -1,4 +1,4 @@
-"""What drivers over a native client share: values in frames on servers, and a presence view."""
+"""The base of drivers over a native client: values in frames on servers, and a presence view."""
 
 from __future__ import annotations
 

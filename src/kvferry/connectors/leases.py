@@ -26,7 +26,7 @@ from kvferry.connectors.agent import Agent
 
 __all__ = ["FAILURES", "Busy", "Contact", "Lease", "Piece", "meet"]
 
-# What asking raises where the other side does not answer as it should.
+# Errors of a lease whose peer does not answer as it should.
 FAILURES = (Disconnected, ReplyTimedOut, ProtocolError, DialRefused, UnavailableError, OSError)
 
 _TIME_MS_MAX = 10_000  # as in native/node/leases.hpp
@@ -34,7 +34,7 @@ _RELEASE_S = 1.0
 
 
 class Busy(Exception):
-    """It leases nothing at the moment."""
+    """The peer leases nothing at the moment."""
 
 
 class Piece(NamedTuple):
@@ -46,11 +46,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """What the other side holds for us.
+    """Pages that the peer holds for us.
 
     Attributes:
         id: Of the lease; 0: nothing is there.
-        until: A moment of ``time.monotonic``, no later than its end.
+        until: A moment of ``time.monotonic``, no later than the end of the lease.
         pieces: One for each name; None: it is not there.
     """
 
@@ -76,7 +76,7 @@ class Contact:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lease(self, names: Sequence[bytes], sizes: Sequence[int], until: float) -> Lease | None:
-        """Have it hold values of these lengths until that moment, or for less time.
+        """Have the peer hold values of these lengths until a moment, or for less time.
 
         Returns:
             None: its agent is another one by now.
@@ -103,7 +103,7 @@ class Contact:
                 raise UnavailableError(f"it leases nothing: {answer!r:.100}")
 
     def release(self, lease: Lease) -> None:
-        """Let go of it; where that fails, time does. The answer is read in front of the next."""
+        """End a lease; else it expires. The answer is read in front of the next one."""
         if lease.id:
             with suppress(*FAILURES), self._lock:
                 self._unread += 1

@@ -12,7 +12,7 @@ __all__ = ["MemoryConnector"]
 
 
 class _Marks(dict[str, bytes]):
-    """Of one store, by prefix: what clears for everybody have drawn."""
+    """The marks of one store, by prefix: the generations that clears for everybody have drawn."""
 
 
 _named: weakref.WeakValueDictionary[str, _Marks] = weakref.WeakValueDictionary()

@@ -1,4 +1,5 @@
-"""What the drivers in C++ share: jobs of a native connector, and what it says of its store."""
+"""The base of the drivers in C++: jobs of a native connector, the content of its store, and room
+among the chunks of other identities."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ __all__ = ["NativeConnector"]
 _log = logging.getLogger("kvferry.connectors")
 
 HANG_GRACE_S = 2.0  # how much later than its deadline a blocking call looks for its end
-QUEUED_KEYS_MAX = 1_000_000
+QUEUED_KEYS_MAX = 1_000_000  # by default; beyond, submissions raise CapacityError
 _EVICTED_TOGETHER = 16  # then the store is asked what it holds
 _DELETE_TIMEOUT_S = 5.0
 

@@ -32,13 +32,13 @@ __all__ = ["Calls", "Completed"]
 # Whether it went well, what did not, and a flag for each key where the client has some.
 Completed = tuple[bool, str, Sequence[bool] | None]
 
-_LOOK_S = 0.5  # how often is drained without being told
-_REST_S = 0.01  # of a descriptor that stays readable for nothing
-_PATIENCE_S = 2.0
-_RETRY_S = 5.0
-_MISSING_MAX = 8
-_EARLY_MAX = 1024
-_CLOSE_S = 2.0
+_LOOK_S = 0.5  # between two drains without a signal of the descriptor
+_REST_S = 0.01  # pause after a descriptor was readable and there was nothing to drain
+_PATIENCE_S = 2.0  # how old a missing batch may be while the client still gets new ones
+_RETRY_S = 5.0  # from the last batch that was given up until the client is tried again
+_MISSING_MAX = 8  # missing batches, from which on the client gets none
+_EARLY_MAX = 1024  # completions that came before `submit` had returned their id
+_CLOSE_S = 2.0  # for the thread, and then for the client, to end
 
 
 class _Batch:

@@ -36,7 +36,7 @@ from kvferry.connectors.threaded import Checked, ThreadedConnector
 
 __all__ = ["NEEDED", "NativePluginConnector"]
 
-# What a client must have.
+# Methods that a client must have.
 NEEDED = (
     "event_fd",
     "submit_batch_get",
@@ -45,9 +45,9 @@ NEEDED = (
     "drain_completions",
     "close",
 )
-# Of buffers that are lent to the client at once by one call.
+# Bytes of buffers that one call lends to the client at a time.
 _LENT_BYTES = 64 << 20
-# Of buffers that are kept for the next call.
+# Bytes of buffers that are kept for the next call.
 _SPARE_BYTES = 128 << 20
 # Names of what was stored; older ones are forgotten by `usage`.
 _NAMES_MAX = 1 << 20

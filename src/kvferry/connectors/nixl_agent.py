@@ -40,7 +40,7 @@ __all__ = ["NixlAgent", "NixlMissing"]
 
 _SLOTS = 4
 _LOOK_MIN_S, _LOOK_MAX_S = 0.0001, 0.002
-# What was lent stays mapped for so long, for reads that began before: leases are shorter.
+# Withdrawn memory stays mapped for so long, for reads that began before; leases are shorter.
 _MAPPED_S = 60.0
 
 

@@ -46,15 +46,15 @@ __all__ = ["OneSidedConnector"]
 
 _log = logging.getLogger("kvferry.cache")
 
-_THREADS = 2
-_JOBS_MAX = 1000
+_THREADS = 2  # that carry out reads
+_JOBS_MAX = 1000  # that wait for one
 _FIRST_ID = 1 << 48  # of its jobs: the client's are less
-_CLOSE_S = 2.0
-_MEET_S = 10.0
+_CLOSE_S = 2.0  # for each thread to end
+_MEET_S = 10.0  # for the agent to meet its peer
 # A contact that failed is tried again after this; it doubles.
 _AGAIN_S, _AGAIN_S_MAX = 30.0, 600.0
 _LEASE_BYTES = 64 << 20  # of one lease
-# What one read may take: one that hangs costs no more of a long deadline.
+# The deadline of one read: one that hangs costs no more of a longer deadline.
 _READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
 # From process to process: smaller values, and less at a time, come sooner over the socket.
@@ -203,7 +203,7 @@ class OneSidedConnector(PeerConnector):
     # --- Meeting ---
 
     def _reached(self, operation: Operation) -> Contact | None:
-        """The contact over which this is read; None: it goes over a socket."""
+        """The contact to read an operation over; None: it goes over a socket."""
         count, size, buffers = len(operation.keys), self.space.value_size_bytes, operation.buffers
         if operation.verb is not Verb.GET:
             return None
@@ -263,7 +263,7 @@ class OneSidedConnector(PeerConnector):
         return self.config.replace(unix_path=said.removeprefix("unix:"), same_host="auto")
 
     def _fail(self, contact: Contact | None, error: BaseException) -> None:
-        """From now on it is a socket, for a while."""
+        """The contact failed: values are read over a socket for a while."""
         with self._lock:
             if contact is not None and self._contact is not contact:
                 return  # it is over already
@@ -414,7 +414,7 @@ class OneSidedConnector(PeerConnector):
     def _verdict(
         self, lease: Lease, name: bytes, value: Sequence[Piece | None], sums: Sequence[int]
     ) -> Status:
-        """Of a value whose bytes are in the buffer, with these checksums."""
+        """The status of a value whose bytes are in the buffer, with these checksums."""
         if time.monotonic() >= lease.until:  # they may be of something else by now
             self._counts["expired"] += 1
             return Status.MISS
@@ -427,7 +427,7 @@ class OneSidedConnector(PeerConnector):
 
 
 def _grouped(stripes: Sequence[_Stripe]) -> Iterator[list[_Stripe]]:
-    """In groups that one read brings."""
+    """Stripes in groups, each for one read."""
     group: list[_Stripe] = []
     size = 0
     for stripe in stripes:

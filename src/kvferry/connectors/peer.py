@@ -36,7 +36,7 @@ class PeerConnector(ClientConnector):
         return super().leading([lent(key) for key in keys])
 
     def ask_mark(self, timeout_s: float) -> None:
-        """Ask what its owner says of clears for everybody, without waiting.
+        """Ask the owner for its mark of clears for everybody, without waiting.
 
         Raises:
             CapacityError, ClosedError: It cannot be asked now.
@@ -46,13 +46,13 @@ class PeerConnector(ClientConnector):
         self._client.announce(Operation(Verb.GET, [key], [self._mark], False, None, timeout_s))
 
     def said_mark(self) -> tuple[Status, bytes] | None:
-        """What came of that; None: nothing yet. MISS: its owner says no such thing."""
+        """The answer to `ask_mark`; None: none yet. MISS: the owner has no mark."""
         for _, outcome in self._client._handle().drain():
             return from_native(*outcome)[0], bytes(self._mark)
         return None
 
     def describe(self) -> None:
-        """It is its owner who says what it holds."""
+        """Nothing: the owner says what it holds."""
 
     def descriptions(self) -> Mapping[bytes, str]:
         """None: see `describe`."""
@@ -71,7 +71,7 @@ class PeerConnector(ClientConnector):
 
 
 def lent(key: Key) -> Key:
-    """The name under which a node lends it."""
+    """The name under which a node lends a chunk."""
     if isinstance(key, bytes):
         return key.rpartition(b":")[2]
     return key.rpartition(":")[2] if isinstance(key, str) else key

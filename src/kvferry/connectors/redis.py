@@ -36,9 +36,9 @@ _log = logging.getLogger("kvferry.connectors")
 
 # A hash of the identities (hex) and their descriptions.
 DESCRIPTIONS_KEY = b"kvf:identities"
-# Who has it evicts, for all processes and identities of the store.
+# A lock: its holder evicts, for all processes and identities of the store.
 _LOCK_KEY = b"kvf:evicting"
-# Of an identity, behind its prefix: what a clear for everybody has drawn.
+# Behind the prefix of an identity: the generation that a clear for everybody has drawn.
 _MARK = b"generation"
 CONTROL_TIMEOUT_S = 1.0
 _STRIPE = re.compile(rb"#[1-9][0-9]*\Z")

@@ -163,7 +163,7 @@ class EmbeddedStore:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What one start shall be: the settings, with nothing left to choose."""
+    """The settings of one start, with nothing left to choose."""
 
     server: ServerBinary
     maxmemory_mb: int
@@ -202,7 +202,7 @@ class _Plan:
         if self.server.kind == "redis" and self.server.release < (8, 0) and self.io_threads > 1:
             lines.append("io-threads-do-reads yes")  # later ones always do
         if self.server.kind == "valkey" and self.server.release >= (8, 1):
-            # It logs every request and reply past 1 MiB: all of ours.
+            # The server logs every request and reply past 1 MiB: all of ours.
             lines += ["commandlog-request-larger-than -1", "commandlog-reply-larger-than -1"]
         return "\n".join(lines) + "\n"
 

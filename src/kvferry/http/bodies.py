@@ -35,10 +35,10 @@ else:
 
 # Half a million tokens; a longer prompt comes in a token file.
 BODY_BYTES_MAX = 4 << 20
-# Of longer ones, only a few are read and parsed at a time.
+# Of bodies longer than _SHORT_BYTES, only _LONG_MAX are read and parsed at a time.
 _SHORT_BYTES = 64 << 10
 _LONG_MAX = 2
-_BODY_S = 30.0
+_BODY_S = 30.0  # for a body to come
 _PIECE_BYTES = 8 << 10
 _PAUSE_S = 0.0005
 
@@ -56,7 +56,7 @@ _whole = msgspec.json.Decoder(list[int])
 
 
 class Bodies:
-    """What is being read; of long bodies, `long_max` at a time."""
+    """Bodies that are being read; long ones `long_max` at a time."""
 
     def __init__(self, long_max: int = _LONG_MAX) -> None:
         self._long = 0

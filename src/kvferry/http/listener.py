@@ -33,9 +33,9 @@ __all__ = ["HttpListener"]
 _log = logging.getLogger("kvferry.http")
 
 _CONNECTIONS_MAX = 256
-_IDLE_S = 5
-_GRACE_S = 2
-# For the head of a request; then the connection ends.
+_IDLE_S = 5  # then a connection without a request ends
+_GRACE_S = 2  # for calls under way, at the end
+# For the head of a request to come; then the connection ends.
 HEAD_S = 15.0
 
 

@@ -25,7 +25,7 @@ __all__ = ["AnswerLater", "Ended", "WaitingCalls"]
 
 T = TypeVar("T")
 
-_WAITING_MAX = 64
+_WAITING_MAX = 64  # calls that wait at a time; one more is refused
 _IN_THREADS_MAX = 24  # of the 40 that Starlette has
 
 
@@ -38,7 +38,7 @@ class Ended(threading.Event):
         self._told: set[Callable[[], object]] = set()
 
     def set(self) -> None:
-        """It has happened."""
+        """The event has happened."""
         super().set()
         with self._lock:
             told = list(self._told)
@@ -47,7 +47,7 @@ class Ended(threading.Event):
                 tell()
 
     async def reached(self, timeout_s: float) -> None:
-        """Until it has, or this time has passed; no thread waits."""
+        """Wait for the event, or until this time has passed; without a thread."""
         there = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, there.set)
         with self._lock:

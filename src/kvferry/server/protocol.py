@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry.base.received import Address, FreeText, Line, Number, Seconds, Short
-from kvferry.base.received import Count as Natural
+from kvferry.base.field_types import Address, FreeText, Line, Number, Seconds, Short
+from kvferry.base.field_types import Count as Natural
 
 __all__ = [
     "HASHES_MAX",
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 VERSION = 1
-# Of one request; a prompt of a million tokens in chunks of 16.
+# Hashes of one request: those of a prompt of a million tokens in chunks of 16. They take 1 MiB.
 HASHES_MAX = 65_536
 MESSAGE_BYTES_MAX = 4 << 20
 
@@ -256,7 +256,7 @@ class Explain(_Request, tag=17):
 
 
 class Hello(_Request, tag=18):
-    """What engines that come have to know. It needs no session. Reply: `Welcome`.
+    """Ask what an engine has to know before it registers. It needs no session. Reply: `Welcome`.
 
     Attributes:
         token: As in `Register`.
@@ -277,7 +277,7 @@ class Speed(_Request, tag=19):
 
 
 class Counted(_Request, tag=20):
-    """What the sender's engine has counted since it said so last. Reply: `Done`.
+    """Counts of the sender's engine since its last `Counted`. Reply: `Done`.
 
     Attributes:
         sums: By the names of series and their labels.

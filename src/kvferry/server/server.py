@@ -44,7 +44,7 @@ _log = logging.getLogger("kvferry.server")
 # The loop turns at least every `TICK_S` (0.25 s); silent for this long, it hangs.
 _BEAT_S = 2.0
 _SECRET = ("token", "http_token")
-# What can change while the server runs; the rest needs a restart.
+# Settings that can change while the server runs; the rest needs a restart.
 _LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", *_SECRET)
 _LIVE_OF_CACHE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
 

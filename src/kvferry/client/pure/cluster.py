@@ -91,7 +91,7 @@ class Cluster:
         return True
 
     def owner(self, slot: int) -> Address | None:
-        """Who serves a slot, as far as is known."""
+        """The server of a slot, as far as it is known."""
         return self._map.owners[slot] if self._map else None
 
     def primaries(self, deadline: float) -> list[Address]:

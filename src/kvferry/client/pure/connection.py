@@ -40,7 +40,7 @@ __all__ = ["Connection", "Disconnected", "ReplyTimedOut", "printable", "sentence
 # A header takes a small receive, so that little payload has to be copied behind it.
 HEADER_READ_BYTES = 4 << 10
 DRAIN_READ_BYTES = 256 << 10
-# Of an idle connection: more pushes than that come faster than they can be read.
+# Reads of an idle connection: more pushes than that come faster than they can be read.
 IDLE_READS_MAX = 64
 # Inside a large value the kernel wakes us once per this much, not once per segment: GETs of 4 to
 # 32 MiB over loopback took 0.65 of the time.
@@ -181,7 +181,7 @@ class Connection:
 
     @property
     def process(self) -> int:
-        """Who listens at the other end of a Unix socket, if it is of our user; else 0."""
+        """The process at the other end of a Unix socket, if it is of our user; else 0."""
         if self._sock.family != socket.AF_UNIX:
             return 0
         peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -318,5 +318,5 @@ def _drop_sent(parts: list[bytes | memoryview], sent: int) -> None:
 
 
 def sentence(error: OSError) -> str:
-    """What the system says, as a part of a sentence of ours."""
+    """A text of the system, as a part of a sentence of ours."""
     return (error.strerror or str(error)).lower()

@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 LINE_BYTES_MAX = 64 << 10
-# Of one reply with all that is in it; direct payload is the caller's. A map of all slots fits.
+# One reply with all that is in it, but for payload that goes straight to the caller. A map of all
+# slots fits.
 REPLY_BYTES_MAX = 4 << 20
 REPLY_VALUES_MAX = 200_000
 DEPTH_MAX = 16
@@ -246,7 +247,7 @@ class ReplyParser:
         return self._consume(line, _leaf(kind, line))
 
     def _line(self, bytes_max: int) -> bytes | None:
-        """What stands between the type byte and CRLF; consumes nothing."""
+        """The bytes between the type byte and CRLF; consumes nothing."""
         start = self._at + 1
         end = self._buffer.find(b"\r\n", start, start + bytes_max + 2)
         if end < 0:

@@ -21,7 +21,7 @@ __all__ = ["Sentinels"]
 
 
 class Sentinels:
-    """Those that watch one master.
+    """The Sentinels that watch one master.
 
     Args:
         config: With the topology "sentinel".

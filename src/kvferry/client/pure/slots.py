@@ -23,7 +23,7 @@ Address: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class SlotMap:
-    """Who serves each slot, and everybody who was named, replicas too."""
+    """The server of each slot, and every server that was named, replicas too."""
 
     owners: list[Address | None] = field(default_factory=lambda: [None] * SLOTS)
     nodes: list[Address] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where a client finds its server, and what it shows it."""
+"""Where a client finds its server, and the token that it shows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DEFAULT_URL = "tcp://localhost:5555"
 _VARIABLE = "KVFERRY_SERVER_URL"
 _TOKEN = "KVFERRY_SERVER_TOKEN"
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII)
-# As the system has it: of the address of a socket in the file system.
+# Linux's limit for the path of a Unix socket (sun_path, less the terminating NUL).
 _IPC_BYTES_MAX = 107
 
 
 def read_url(url: str | None) -> str:
-    """The URL as ZeroMQ takes it; None: that of the environment, or the usual one.
+    """A URL with its port; None: the URL that the environment names, or the default.
 
     Raises:
-        ConfigError: It is none of a cache server.
+        ConfigError: It cannot be the URL of a cache server.
     """
     where = "url"
     if url is None:
@@ -43,10 +43,10 @@ def read_url(url: str | None) -> str:
 
 
 def token_reader(file: str | os.PathLike[str] | None) -> Callable[[], str]:
-    """Reads the token of a server anew at each call, which raises ConfigError; "": there is none.
+    """A function that reads the token anew at each call, or raises ConfigError; "": no token.
 
     Args:
-        file: That holds it; None: the token or the file that the environment names, as for the
+        file: Holds the token; None: the token or the file that the environment names, as for the
             server.
 
     Raises:

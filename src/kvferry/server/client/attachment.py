@@ -31,13 +31,13 @@ from kvferry.server.protocol import VERSION, Attached, Done, Register, Registere
 
 __all__ = ["Attachment", "ClientSession", "begin", "unregister"]
 
-# Making room for pages may take a server a while; everything else does not.
+# Making a segment may take the server seconds (`Registered`); the other exchanges are from memory.
 _REGISTER_S = 10.0
 _ATTACHED_S = 5.0
 _UNREGISTER_S = 0.2
 _PROCESS = secrets.token_hex(8)
 
-# Beyond these a file offset does not go, and a heartbeat makes no sense.
+# Limits of what a server may say: offsets that a file can have, and heartbeats that make sense.
 _OFFSET_MAX = 1 << 62
 _HEARTBEAT_S = (0.01, 60.0)
 _LEASE_S_MAX = 1e9
@@ -79,7 +79,7 @@ class Attachment:
         return self._uses > 0
 
     def names(self, pages: Sequence[int]) -> bool:
-        """Whether these can be pages: they exist, and each is named once."""
+        """Whether these are indexes of pages, each named once."""
         return all(0 <= page < self.count for page in pages) and len({*pages}) == len(pages)
 
     def fill(self) -> None:
@@ -92,7 +92,7 @@ class Attachment:
         Guarded(run, "fill", errand=True).start()
 
     def close(self) -> None:
-        """Let go of it, when the last use is over."""
+        """Unmap the segment, when its last use is over."""
         with self._lock:
             first, self._closed = not self._closed, True
             now = first and not self._uses
@@ -165,7 +165,7 @@ def begin(
 
 
 def unregister(control: ServerControl, session: ClientSession) -> None:
-    """Say goodbye; but not while somebody copies: then the lock of the segment says it, in time."""
+    """End the session on the server; while a thread copies, the lock of the segment does that."""
     session.link.close(_UNREGISTER_S)
     if not session.attachment.busy:
         request = Unregister(new_id(), session.number, int(_UNREGISTER_S * 1000))

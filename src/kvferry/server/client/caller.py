@@ -1,4 +1,4 @@
-"""One request and its answer, or none: whatever is wrong with the server ends here.
+"""One request and its answer; a fault of the server is no answer, and is counted and logged here.
 
 Threads: any.
 """
@@ -23,9 +23,10 @@ T = TypeVar("T", bound=Reply)
 
 _log = logging.getLogger("kvferry.server.client")
 
-# The server may answer at the very end of the time that it was given.
+# The server answers at the end of the time that it was given, or within its slack of 0.1 s
+# (`_SLACK_S` and `_LOOK_S` in loop/dispatch.py) behind it.
 _GRACE_S = 0.25
-# Failures that are no surprise: the server ends, or has a lot to do.
+# Codes of failures that are no fault: the session or the server ends, or the server is busy.
 _EXPECTED = ("session", "attach", "draining", "busy")
 
 
@@ -45,7 +46,7 @@ class Caller:
         self._warned: set[str] = set()
 
     def session(self) -> ClientSession | None:
-        """What there is to ask; None, and counted, if the server is away."""
+        """The session to ask in; None, and counted, if the server is away."""
         session = self.session_thread.session
         if session is not None and session.suspected:
             self.session_thread.sure(session)
@@ -109,7 +110,7 @@ class Caller:
         return None
 
     def nonsense(self) -> None:
-        """The server said what cannot be."""
+        """Count a reply that cannot be right."""
         self.counters.add("nonsense")
         self._warn("nonsense", "the cache server said what cannot be; it was ignored")
 

@@ -24,10 +24,9 @@ __all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake"
 
 T = TypeVar("T", bound=Reply)
 
-# Of an attempt to connect; and between two of them, at first and at most.
-_CONNECT_S = 2.0
-_RETRY_S = (0.05, 1.0)
-# Failures that only people can mend.
+_CONNECT_S = 2.0  # for one attempt to connect
+_RETRY_S = (0.05, 1.0)  # between two attempts: at first, and at most after doubling
+# Codes of failures that only people can mend.
 _FINAL = ("version", "token", "identity", "usage", "message")
 
 
@@ -75,7 +74,7 @@ class Wake:
                 self.clear()
 
     def clear(self) -> None:
-        """Nobody has called since."""
+        """Forget the calls up to now."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
@@ -199,7 +198,7 @@ def greet(
     token_file: str | os.PathLike[str] | None = None,
     timeout_s: float,
 ) -> Welcome | None:
-    """What a server was started with; None: it is away, or does not say.
+    """Ask a server what it was started with; None: it is away, or does not say.
 
     Args:
         url, token_file: As for `Client`.

@@ -53,14 +53,15 @@ __all__ = ["SessionThread"]
 
 _log = logging.getLogger("kvferry.server.client")
 
-# Until the next attempt: of those that may help at once, that need time, that need somebody.
+# Until the next attempt to get a session: after an end of the connection, after a server that does
+# not answer, and after a refusal, which people have to mend.
 _SOON_S = 0.05
 _LATER_S = 1.0
 _REFUSED_S = 10.0
-_LOOK_S = 2.0
-# A ping may take so many heartbeats.
+_LOOK_S = 2.0  # between two looks whether a server is there, for the log
+# The deadline of a ping, in heartbeats.
 _PATIENCE = 2.0
-# A ping that asks whether a late answer means anything may take so long until it does.
+# The deadline of a ping that follows a late answer of a store: then the session is doubted.
 _SUSPECT_S = 0.25
 # A server that is back sooner was hardly away, and the log does not say that it went.
 _ABSENT_S = 1.0
@@ -120,7 +121,7 @@ class SessionThread:
 
     @property
     def ours(self) -> bool:
-        """Whether this is the process that has the thread and the sockets, and no child of it."""
+        """Whether this process has the thread and the sockets, and is no forked child of it."""
         return os.getpid() == self._pid
 
     def wait(self, timeout_s: float) -> bool:
@@ -173,7 +174,7 @@ class SessionThread:
                 self._wake.sleep(_LATER_S)
 
     def _live(self) -> float:
-        """One life of a connection; how long to wait for the next."""
+        """One connection and its session; how long to wait before the next."""
         control = ServerControl(self._url, self._counters, self._wake)
         try:
             self._connect(control)
@@ -328,7 +329,7 @@ class ReleaseQueue:
             self.reservation(session, reply.reservation)
 
     def take(self, session: int) -> Iterator[Request]:
-        """What is to be sent in this session; what is of others has ended with them."""
+        """Requests to send in a session; those of earlier sessions have ended with them."""
         while self._queue:
             request = self._queue.popleft()
             if request.session == session:
@@ -353,24 +354,24 @@ class _AvailabilityLog:
         self._refusal = ""
 
     def missed(self, why: str, *, at_once: bool = False) -> None:
-        """There is no server; not to be told yet if that began just now."""
+        """The server is away; it is logged when that has lasted, or `at_once`."""
         late = time.monotonic() > self._since + _ABSENT_S
         if not self._told and not self._refusal and (at_once or late):
             _log.warning("no cache server at %s (%s): going on without cache", self._url, why)
             self._told = True
 
     def refused(self, why: str) -> None:
-        """There is one, and it does not work with us."""
+        """The server refuses us."""
         if self._refusal != why:
             _log.error("the cache server at %s is of no use to us: %s", self._url, why)
         self._refusal = why
 
     def there(self) -> None:
-        """There is one."""
+        """There is a session."""
         if self._told or self._refusal:
             _log.info("the cache server at %s is back", self._url)
         self._told, self._refusal = False, ""
 
     def gone(self) -> None:
-        """There is none from now on."""
+        """The session has ended."""
         self._since = time.monotonic()

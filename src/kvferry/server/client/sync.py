@@ -69,13 +69,13 @@ R = TypeVar("R", bound=Reply)
 
 _log = logging.getLogger("kvferry.server.client")
 
-_FIRST_WAIT_S = 0.5
-_COPY_THREADS = 4
+_FIRST_WAIT_S = 0.5  # for the server, when a client is made
+_COPY_THREADS_MAX = 4
 _BACKGROUND_THREADS = 8
-_OVER_MAX = 1000
-# Of the time for a lookup, what the server may spend on asking stores.
+_OVER_MAX = 1000  # generations that this client remembers to have ended
+# The part of a lookup's time that the server may spend on asking stores.
 _STORES_SHARE = 0.8
-_EVERYBODY_S = 15.0  # for stores that have to answer, one after the other
+_EVERYBODY_S = 15.0  # for a clear for everybody: all stores answer, one after the other
 
 
 class Client:
@@ -133,7 +133,7 @@ class Client:
         # At the latest at the end of the program.
         self._finalizer = weakref.finalize(self, self._sessions.close)
         self._caller = Caller(self._sessions, self._counters, timeout_s)
-        threads = copy_threads or min(_COPY_THREADS, os.cpu_count() or 1)
+        threads = copy_threads or min(_COPY_THREADS_MAX, os.cpu_count() or 1)
         self._transfer = Transfer(self._caller, self.layout, threads)
         self._sessions.wait(_FIRST_WAIT_S)
 
@@ -438,7 +438,7 @@ class Client:
             return nothing
         size = prompt.chunk_size
         tiers = in_tokens(found.tiers, size)
-        # What is coming into memory a store may have as well.
+        # Chunks that are coming into memory may be in a store as well, and count in both sums.
         ends = (sum(tiers.values()), tiers.get(MEMORY, 0) + found.coming * size)
         if max(ends) > prompt.chunks * size or found.coming < 0:
             self._caller.nonsense()

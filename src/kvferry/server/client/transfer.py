@@ -222,7 +222,7 @@ def in_tokens(chunks: Mapping[str, int], chunk_size: int) -> dict[str, int]:
 
 
 def _possible(told: ReservedPages, session: ClientSession, first: int, end: int) -> bool:
-    """Whether these can be pages for chunks of the prompt."""
+    """Whether a reply can name pages for chunks of the prompt."""
     ascending = all(a < b for a, b in zip(told.chunks, told.chunks[1:], strict=False))
     return (
         len(told.chunks) == len(told.pages)

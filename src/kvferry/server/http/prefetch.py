@@ -36,13 +36,14 @@ __all__ = ["Prefetches"]
 
 _log = logging.getLogger("kvferry.server.http")
 
-_FILES_MAX = 10_000
-_WAITING_MAX = 16
-_KEPT_MAX = 256
+_FILES_MAX = 10_000  # of one prefetch
+_WAITING_MAX = 16  # prefetches that are not done; one more is refused
+_KEPT_MAX = 256  # prefetches whose results can still be asked for
+# How long a caller waits for the end of a prefetch, by default and at most.
 _WAIT_S = 60.0
 _WAIT_MAX_S = 600.0
 _GRACE_S = 5.0  # of a load beyond its own limit
-_FILE_BYTES_MAX = 64 << 20
+_FILE_BYTES_MAX = 64 << 20  # 8 million tokens of int64
 _MAGIC = b"\x93NUMPY"
 _ELEMENTS = ("<i4", "<u4", "<i8")
 
@@ -154,7 +155,7 @@ class Prefetches:
         return job.shown()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Begin nothing any more, and let go of whoever waits."""
+        """Begin no more files, and answer the callers that wait."""
         with self._lock:
             self._closed = True
             jobs, thread = list(self._jobs.values()), self._thread

@@ -18,7 +18,7 @@ class ServerView(Protocol):
 
     @property
     def config(self) -> ServerConfig:
-        """What it runs with, after the last reload."""
+        """The settings in force, after the last reload."""
 
     @property
     def endpoints(self) -> list[str]:
@@ -26,22 +26,22 @@ class ServerView(Protocol):
 
     @property
     def state(self) -> str:
-        """What it does: "starting", "ready", "draining" or "ended"."""
+        """One of "starting", "ready", "draining" and "ended"."""
 
     @property
     def ready(self) -> bool:
-        """It may be asked for chunks; False while it starts and while it drains."""
+        """Whether engines are served; False while it starts and while it drains."""
 
     @property
     def alive(self) -> bool:
-        """Its loop turns: the last heartbeat of it is younger than 2 s."""
+        """Whether its loop turns: the last heartbeat of the loop is younger than 2 s."""
 
     @property
     def degraded(self) -> list[str]:
         """Names of stores that cannot be asked; the rest is served."""
 
     def status(self) -> dict[str, Any]:
-        """What it is doing, as JSON knows it.
+        """What the server holds and does, as JSON has it.
 
         version, incarnation, uptime_s, state ("starting", "ready" or "draining"), pool (bytes,
         granted, free, pages ...), identities [...], sessions [...], requests (counters), stores.

@@ -39,14 +39,16 @@ A = TypeVar("A")
 _log = logging.getLogger("kvferry.server")
 
 TICK_S = 0.25
-# For what is to be done with stores. For what the kernel or we ourselves take.
+# Threads for work with stores, most of which waits; and for work of the kernel or of our own, e.g.
+# making room and reading statistics.
 _STORE_THREADS, _OWN_THREADS = 16, 8
-# An answer of a store that comes at the very end of the time for it is still taken. Both together
-# are less than what clients wait beyond that time.
+# An answer of a store that comes at the very end of its time is still taken (_SLACK_S), and
+# deadlines are looked at every _LOOK_S. Both together are less than the grace that clients add to
+# that time (`_GRACE_S` in client/caller.py).
 _SLACK_S, _LOOK_S = 0.05, 0.05
 
 
-# Whose work it is that nobody waits for, and what it has for a request.
+# Steps that nobody waits for count as one process's work; these stand for their request and sender.
 _BACKGROUND = "background"
 _NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(EngineConnection, None)
 
@@ -60,16 +62,16 @@ class RequestRefused(Exception):
 
 
 class Later:
-    """What a handler repool for work that may wait.
+    """What a handler returns for work that may wait.
 
     Args:
-        work: Run in a thread; what it repool is for `reply`, or what the `Steps` that it repool
+        work: Run in a thread; what it returns is for `reply`, or what the `Steps` that it returns
             come to.
         reply: Makes the reply, in the loop; of None where the work did not come to its end in time.
         over: Called in the loop when nothing of it is under way any more.
-        who: Whose work it is: threads are shared between those.
-        limit_s: When the reply is made in any case; None: whenever the work ends. Without one, it
-            is work that waits for no store.
+        who: The engine process that the work is for: they share the threads.
+        limit_s: The deadline of the reply, from now; None: whenever the work ends. Work without a
+            deadline waits for no store.
         at_once: The reply, where nobody waits for the work.
     """
 
@@ -110,7 +112,7 @@ class _Pending:
         self.wait: Wait | None = None  # what it waits for
 
     def work(self) -> Any:
-        """Do what can be done now; what came of it, or the next thing to wait for."""
+        """Run up to the next wait; the result of the work, or that wait."""
         if self.steps is None:
             found = self.later.work()
             if not isinstance(found, Generator):
@@ -200,12 +202,12 @@ class Dispatcher:
         self._listener.wake()
 
     def in_background(self, steps: Steps[object]) -> None:
-        """Do steps that nobody waits for, some time. Threads: any."""
+        """Run steps that nobody waits for, when a thread is idle. Threads: any."""
         self._background.append(steps)
         self._listener.wake()
 
     def close(self) -> None:
-        """End what waits, when the stores are closed, and all of it is over."""
+        """Drop work that is parked; for when the stores are closed."""
         for pending in self._waits.close():
             if pending.steps is not None:
                 pending.steps.close()
@@ -222,7 +224,7 @@ class Dispatcher:
             self._answer(pending, found)
 
     def _answer_late(self, now: float) -> None:
-        """Answer those whose time is up, whatever their work does."""
+        """Answer requests past their deadline, whatever their work does."""
         for pending in [one for one, until in self._limited.items() if until <= now]:
             if pending.steps is None and pending.pool.abandon(pending.job):
                 pending.later.over()

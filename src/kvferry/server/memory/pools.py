@@ -42,9 +42,10 @@ __all__ = ["Pool", "Pools", "SharedMemory", "page_index"]
 
 _log = logging.getLogger("kvferry.server")
 
-# Of one pool: the books of each take memory, and tiny chunks must not make them larger than it.
+# Pages of one pool: the index takes memory for each, and tiny chunks must not make it larger than
+# the pool.
 _PAGES_MAX = 1 << 22
-# How much is backed at a time, so that those who wait for some of it get theirs soon.
+# How much is backed at a time, so that requests that wait for a part of it go on soon.
 _STEP_BYTES = 64 << 20
 _STEP_PAGES = 4096
 # How often a pool is tended when there is nothing to be done.
@@ -54,12 +55,12 @@ _TEND_S = 0.5
 _AHEAD_PART = 1 / 8
 _AHEAD_BYTES = 256 << 20
 _AHEAD_PAGES = 1 << 16
-# What is free for so long is given back: a clear is mostly followed by other chunks.
+# Pages that were free for so long are given back; a clear is mostly followed by other chunks.
 _UNUSED_S = 5.0
-# What is left to others of the memory that there is, as a part of it and at most.
+# Memory of the host that is left to others, as a part of it and at most.
 _SPARE_PART = 1 / 20
 _SPARE_BYTES = 256 << 20
-# Where there was no more memory it is looked again after so long.
+# After memory was scarce, how long until the pool tries again to grow.
 _SCARCE_S = 1.0
 
 
@@ -297,7 +298,8 @@ class Pools:
                 self._move(giver.pool, pool, short)
 
     def _giver(self, memory: SharedMemory, tried: set[int]) -> SharedMemory | None:
-        """Who gives next: one without engines, else who has most, if that is more than ours."""
+        """The identity that gives pages next: one without engines, else the one with most memory,
+        if that is more than ours."""
         own = memory.used_bytes
         able = [
             (not other.engines, other.used_bytes, index, other)
@@ -325,7 +327,7 @@ class Pools:
             return grown
 
     def _affordable_bytes(self) -> int:
-        """What of the memory that is there now may be taken; with the lock."""
+        """How much of the memory that is available now may be taken; with the lock."""
         if self._config.hugepages:  # they were set aside: whoever takes too many is told so
             return self.budget_bytes
         if time.monotonic() < self._scarce_until:

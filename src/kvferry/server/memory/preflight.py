@@ -79,7 +79,7 @@ def _check_shm(config: ServerConfig, shm: Path) -> None:
 
 
 def _left_behind(shm: Path, name: str) -> int:
-    """Bytes of segments of ours whose server is gone: they are swept, or taken over."""
+    """Bytes of stale segments, which the server that starts removes or takes over."""
     found = 0
     for path in shm.glob(f"{name}-*"):
         try:

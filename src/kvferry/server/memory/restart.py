@@ -39,9 +39,9 @@ Fences: TypeAlias = Callable[[Pool], list[tuple[int, list[int]]]]
 _log = logging.getLogger("kvferry.server")
 
 _FORMAT = 1
-# Of every format: a list of three.
+# First byte of every format: msgpack's for a list of three.
 _BEGINNING = b"\x93"
-_SIZE_BYTES_MAX = 4 << 30
+_SIZE_BYTES_MAX = 4 << 30  # that are read of a state file
 
 
 class SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -80,7 +80,7 @@ class ShardRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class State(msgspec.Struct, array_like=True, frozen=True):
-    """What the file holds."""
+    """The content of a state file."""
 
     format: int
     segments: list[SegmentRecord]

@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 _BEFORE = (p.Attached, p.Ping, p.Unregister)  # what a session may say before it is attached
 _HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
-# Requests of one session that may wait, for stores as a rule. One more is answered from memory. It
-# is less than the sockets of a client (64), so some are always free for what memory can answer.
+# Requests of one session that may wait, for stores as a rule; one more is answered from memory. The
+# limit is below the sockets of a client (64), so some are always free for what memory can answer.
 _RUNNING_MAX = 48
-_TIMEOUT_MS_MAX = 3_600_000
+_TIMEOUT_MS_MAX = 3_600_000  # an hour: a client that says more is held to it
 
 
 class Handlers:
@@ -100,7 +100,7 @@ class Handlers:
             raise RequestRefused("session", "the session is unknown or has ended; register anew")
         session.seen = time.monotonic()
         session.requests += 1
-        # Who cannot map the memory is somebody else's process, and is told nothing.
+        # A client that cannot map the memory is another user's process, and is told nothing.
         if not session.attached and type(request) not in _BEFORE:
             raise RequestRefused("attach", "map the segment, lock its byte, and say so first")
         generation = getattr(request, "generation", None)

@@ -19,7 +19,7 @@ from kvferry.connectors.base import BufferLike, Connector, Key
 
 __all__ = ["NotifyingConnector"]
 
-# Where nobody drains, because the loop has ended, whoever waits looks for himself.
+# After the loop has ended nobody drains for a waiting thread, which then drains this often itself.
 _LOOK_S = 0.05
 
 
@@ -55,7 +55,7 @@ class _Ticket:
         return result.prefix_len
 
     def tell(self, call: Callable[[], object]) -> None:
-        """Call this when it is done; see `kvferry.cache.steps.Awaited`."""
+        """Call a function when the job is done; see `kvferry.cache.steps.Awaited`."""
         self._tell = call
         if self.result is not None:
             call()
@@ -92,9 +92,9 @@ class NotifyingConnector:
             return self._ticket(self.connector.submit_batch_exists(keys, **options))
 
     def drain(self) -> None:
-        """Take what has ended, and tell."""
+        """Take jobs that have ended, and announce each."""
         if not self._draining.acquire(blocking=False):
-            return  # whoever is at it takes all
+            return  # another thread drains, and takes all
         try:
             found = self.connector.drain_completions()
         finally:
@@ -113,7 +113,7 @@ class NotifyingConnector:
             self._changed.notify_all()
 
     def wait(self, ticket: _Ticket, timeout_s: float) -> None:
-        """Until it is done, or for so long."""
+        """Wait until a job is done, or for so long."""
         until = time.monotonic() + timeout_s
         while True:
             self.drain()

@@ -30,15 +30,16 @@ __all__ = ["Registry"]
 _log = logging.getLogger("kvferry.server")
 
 _VERSIONS = (p.VERSION,)
-# Identities: each has threads, and connections to every store.
+# Identities of one server: each has threads, and connections to every store.
 _SHARDS_MAX = 256
-# How long the first engine of an identity waits for its stores to be opened, which takes them some
-# milliseconds as a rule. Those that take longer join later.
+# How long the first engine of an identity waits for its stores to be opened: some milliseconds as a
+# rule. A store that takes longer joins later.
 _OPENING_S = 0.25
-# Clients ask again every 10 s.
+# A refused client asks again every 10 s (`_REFUSED_S` in client/session_thread.py); one that was
+# silent for this long has gone.
 _SILENT_S = 60.0
-_REFUSED_MAX = 64
-_WORD_MAX = 80
+_REFUSED_MAX = 64  # clients that are kept
+_WORD_MAX = 80  # characters of a name that a client gave
 _TEXT_MAX = 400
 
 
@@ -199,7 +200,7 @@ class RefusedRegistrations:
         self._engines: dict[tuple[int, bytes], _RefusedEngine] = {}
 
     def add(self, request: p.Register, code: str, text: str) -> None:
-        """It was refused."""
+        """A registration was refused."""
         model = request.identity.get("model")
         now = time.monotonic()
         one = _RefusedEngine(
@@ -230,7 +231,7 @@ class RefusedRegistrations:
             )
 
     def accepted(self, request: p.Register) -> None:
-        """It has a session now."""
+        """A client that may have been refused has a session now."""
         with self._lock:
             self._engines.pop(_client_of(request), None)
 

@@ -1,4 +1,4 @@
-"""Who is connected, what they hold, and when that ends.
+"""Sessions of engines: which pages each holds, and when a session ends.
 
 A session begins when an engine registers. It may hold pages once it has the segment mapped and
 locks the byte that was named to it; the kernel ends that lock with the mapping, so the server knows
@@ -7,7 +7,7 @@ exactly until when a process may still write. A session ends
 - when the engine says so,
 - when its lock is gone: the process has ended, however it did,
 - when it was silent for too long: it may be stopped, or worse,
-- when a reservation of its was open beyond its deadline.
+- when a reservation of it was open beyond its deadline.
 
 Its leases end with it: a reader is told when it releases them, and takes what it read for a miss.
 Its reservations leave the index at once, too, but their pages stay out of use until the lock is
@@ -40,7 +40,7 @@ __all__ = ["Session", "Sessions", "Writing"]
 SESSIONS_MAX = 4096
 # How long a client may take to map the segment.
 ATTACH_S = 10.0
-# The share of the pool that may be in the hands of writers.
+# The part of a pool that open reservations may hold: readers always find the rest.
 _WRITTEN_SHARE = 0.75
 
 
@@ -79,7 +79,7 @@ class Session:
         leases: Pages of each lease, and when it ends.
         writings: Its open reservations by id.
         pins: What it pinned: hashes of the prompt, and of the part that was there.
-        running: Requests of its that wait for threads, or for what these do.
+        running: Its requests that wait for threads, or for the work of these.
         pages: How many pages it holds.
     """
 
@@ -101,7 +101,7 @@ class Session:
     pages: int = 0
 
     def hold(self, pages: int) -> None:
-        """It holds so many pages more, or less."""
+        """Count pages that the session holds from now on; negative: that it let go of."""
         pool = self.shard.memory.pool
         self.pages += pages
         self.process.held[pool] += pages
@@ -198,9 +198,9 @@ class Sessions:
     # --- Endings ---
 
     def tick(self) -> None:
-        """Look who is gone. To be called several times a second."""
+        """End sessions whose clients are gone or late. To be called several times a second."""
         now = time.monotonic()
-        if now - self._ticked > self.dead_after_s / 2:  # it was us who did not listen
+        if now - self._ticked > self.dead_after_s / 2:  # the loop itself hung, and heard nobody
             for session in list(self.by_token.values()):
                 session.seen = now
         self._ticked = now

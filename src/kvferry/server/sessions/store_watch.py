@@ -29,8 +29,8 @@ __all__ = ["StoreWatch"]
 
 _log = logging.getLogger("kvferry.server")
 
-_EVERY_S = 5.0
-_ASK_S = 2.0
+_EVERY_S = 5.0  # between two rounds of questions
+_ASK_S = 2.0  # for one question
 # What a plug-in is opened with before there is an identity; nothing is stored there.
 _TRIAL = Space("kvf:trial:", bytes(DIGEST_BYTES), 1)
 
@@ -84,7 +84,7 @@ class StoreWatch:
         return next(filter(None, found), "")
 
     def degraded(self) -> list[str]:
-        """Those that cannot be asked."""
+        """Names of stores that cannot be asked."""
         return [name for name, problem in dict(self._problems).items() if problem]
 
     def _run(self) -> None:

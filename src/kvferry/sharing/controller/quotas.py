@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvferry.base.errors import CapacityError
-from kvferry.base.received import Moment, Name
+from kvferry.base.field_types import Moment, Name
 from kvferry.sharing.controller.journal import Journal
 from kvferry.sharing.membership.messages import Quota
 

@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 
 from kvferry.base.errors import CapacityError, KVFerryError, UsageError
-from kvferry.base.received import Count, Line, Name, Rank, Short
+from kvferry.base.field_types import Count, Line, Name, Rank, Short
 from kvferry.base.threads import Guarded, noticed
 from kvferry.config import ClientConfig
 from kvferry.connectors.control import ControlNode

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from kvferry.base.received import (
+from kvferry.base.field_types import (
     Address,
     Amount,
     Count,
@@ -34,7 +34,7 @@ from kvferry.base.received import (
     Rank,
     Short,
 )
-from kvferry.base.received import Line as Text
+from kvferry.base.field_types import Line as Text
 from kvferry.chunks.generation import Mark, shared_of
 from kvferry.chunks.keys import DIGEST_BYTES
 

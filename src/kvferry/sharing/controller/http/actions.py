@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvferry.base.errors import UsageError
-from kvferry.base.received import Line, Name
+from kvferry.base.field_types import Line, Name
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
 from kvferry.http.waits import AnswerLater

@@ -1,4 +1,4 @@
-"""Numbers and texts that come from elsewhere: what they may be.
+"""Types of message fields: numbers and texts from a peer, within their limits.
 
 A field of a message is one of these, so that whoever decodes it has no number that is none, and no
 text that is two lines of a log or paints a terminal. Texts that older versions may have written
