@@ -101,7 +101,7 @@ def of_preset(name: str, gpus: int | None = None) -> Prefill:
 
 
 def calibrated(path: Path, gpus: int) -> Prefill:
-    """Measurements of an engine: a file of `--calibrate`, or of `prefill_calibration_file`."""
+    """Measurements of an engine: a file of `--calibration`, or of `prefill_calibration_file`."""
     a, c, d = read_calibration(path)
     if c == d == 0:
         raise UsageError(f"{path}: c_s_per_token and d_s_per_token2 are both 0")
