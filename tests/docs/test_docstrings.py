@@ -88,15 +88,12 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
     "kvferry.http.listener": lambda: _given("app"),
     "kvferry.http.routes": lambda: _given("view", "ERRORS", "lookup", "token", "Prompt", "Found"),
     "kvferry.integrations.lmcache.client": lambda: _given("memoryviews"),
-    "kvferry.integrations.sglang.pages": lambda: {
+    "kvferry.integrations.sglang.page_store": lambda: {
         "client": Of(RedisClient),
-        "host_pages": _of("kvferry.integrations.sglang.host_pages", "HostPages"),
+        "host_pages": _of("kvferry.integrations.sglang.host_pool", "HostPages"),
         **_given("fields", "memory", "settings"),
     },
-    V + "blocks.batch_copy": lambda: _given(
-        *("addresses_of_pages", "block_ids", "layouts", "regions", "stream", "tensors")
-    ),
-    V + "blocks.blocks": lambda: _given("block_size", "kv_caches", "page_a", "page_b"),
+    V + "blocks.copier": lambda: _given("block_size", "kv_caches", "page_a", "page_b"),
     V + "identity": lambda: _given("layout", "vllm_config"),
     V + "tier.store_channel": lambda: _given("connector", "counts", "names", "views"),
     V + "tier.transfers": lambda: {
@@ -107,10 +104,11 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
     "kvferry.cache.tiered_cache": lambda: _given("use"),
     "kvferry.server.client.sync": lambda: _given("use"),
     "kvferry.metrics": lambda: {"prometheus_client": importlib.import_module("prometheus_client")},
+    "kvferry.metrics.series": lambda: _given("make"),
     "kvferry.metrics.deltas": lambda: CACHE | _given("sums"),
     "kvferry.server.http.side": lambda: _given("view"),
     "kvferry.sharing.membership.reporter": lambda: {
-        "holdings": _of("kvferry.sharing.membership.holdings", "Holdings")
+        "holdings": _of("kvferry.sharing.membership.reporter", "Holdings")
     },
     "kvferry.sharing.peers.instance": lambda: CACHE,
     "kvferry.sharing.peers.peer_tier": lambda: CACHE | _given("peer", "open_peer"),
@@ -122,7 +120,8 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
     "kvferry_lab.engines.vllm_server": lambda: _given("environment", "vllm_command"),
     "kvferry_lab.latency.distance": lambda: _given("folder"),
     "kvferry_lab.servers.lab_server": lambda: {
-        "find_server": importlib.import_module("kvferry.embedded.program").find_server
+        "find_server": importlib.import_module("kvferry.embedded.program").find_server,
+        "OpenAIClient": _of("kvferry_lab.openai_client", "OpenAIClient"),
     },
     "kvferry_lab.tune.run": lambda: {
         "save_client_settings": importlib.import_module("kvferry.config").save_client_settings

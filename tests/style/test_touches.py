@@ -6,8 +6,8 @@ docstrings and comments are for people and do not count.
 
 from __future__ import annotations
 
+import functools
 import re
-from functools import cache
 from pathlib import Path
 
 import prose
@@ -18,7 +18,7 @@ from kvferry.client.native import _native_fields
 from kvferry.config.client import ClientConfig
 from kvferry.config.setting import specs
 from kvferry.connectors.base import job_limit_s
-from kvferry.metrics import CacheMetrics, families
+from kvferry.metrics import CacheMetrics, cache
 from kvferry.metrics.series import Family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 ONLY_TESTED = ("sim", "fuzz", "bench")
 
 
-@cache
+@functools.cache
 def product() -> dict[str, str]:
     """The code of the product by path, without comments and docstrings."""
     found = {}
@@ -83,12 +83,15 @@ def test_metric_of_the_cache_stands_in_two_files(monkeypatch: pytest.MonkeyPatch
     assert {declared} < files_with("single_flight_waits")
     assert len(files_with("single_flight_waits")) == 2
 
-    known = families._families
+    known = cache.cache_families
 
-    def with_another() -> list[Family]:
-        return [*known(), Family("kvferry_new", "counter", "Of this test.", "tier")]
+    def with_another(stores: tuple[str, ...]) -> dict[str, Family]:
+        made = known(stores)
+        made["new"] = Family("kvferry_new", "counter", "Of this test.", "tier")
+        made["new"].declare(("l1", *stores))
+        return made
 
-    monkeypatch.setattr(families, "_families", with_another)
+    monkeypatch.setattr(cache, "cache_families", with_another)
     metrics = CacheMetrics(stores=["redis"])
     metrics.count("new", 2, "redis")
     assert metrics.snapshot()["kvferry_new_total"] == {"l1": 0, "redis": 2}

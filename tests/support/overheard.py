@@ -37,7 +37,7 @@ FRAMES_MAX = 40
 BYTES_MAX = 4096
 # Where settings are made of what the caller wrote: there it must stand in variables, and the caller
 # has it in one as well. Behind them it may stand in none.
-SETTLING_FILES = ("base/credentials.py", "settings.py")
+SETTLING_FILES = ("credentials.py", "settings.py")
 SETTLING_PACKAGE = "config"
 SETTLING_NAMES = ("__init__", "from_url", "from_env", "from_file", "load_client_config")
 

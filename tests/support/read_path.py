@@ -35,7 +35,7 @@ from support.scripted_store import Flowing, ScriptedStore
 from support.timed_store import FakeClock
 
 # Modules with threads of their own, which may live longer than a test.
-APART = {"kvferry.cache.store.awake"}
+APART = {"kvferry.cache.store.process_breaks"}
 BEGINS_AT = 1000.0
 # Nothing is waited for so long behind the last request.
 ENDS_S = 20.0

@@ -91,7 +91,7 @@ def scenario(kind: str, *ordinary: type[Exception]) -> Callable[[Scenario], Scen
 def kinds() -> Iterator[tuple[str, str]]:
     """Where the product starts threads, and of which kind; as its sources say."""
     for path in sorted(_SOURCES.rglob("*.py")):
-        if path.name == "base/threads.py":
+        if path.name == "threads.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             started = isinstance(node, ast.Call) and ast.unparse(node.func)
