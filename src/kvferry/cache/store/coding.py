@@ -14,6 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 from kvferry import _native
 from kvferry.connectors.serde import CODECS
@@ -26,7 +27,7 @@ _log = logging.getLogger("kvferry.cache")
 # which the link must be for the codec to begin: the time of writing counts as well. Above `_END`
 # the link could be quicker than the codec, and the codec ends. In between nothing changes, because
 # fewer bytes on the link look like a faster link.
-_BEGIN = {"zstd": 0.25, "split12": 0.5}
+_BEGIN = dict(sorted(((n, share) for n, _, share in _native.codecs() if share), key=itemgetter(1)))
 _END = 0.8
 _SAMPLE_BYTES = 1 << 20
 _ROUNDS = 3
