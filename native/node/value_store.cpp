@@ -1,8 +1,10 @@
 #include "node/value_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <new>
 #include <random>
+#include <span>
 
 #include "codec/checksum.hpp"
 
@@ -268,8 +270,11 @@ Result<std::shared_ptr<StoredValue>> ValueStore::reserve(std::size_t size_bytes,
 
 Outcome ValueStore::extend(StoredValue& stored, std::size_t room_bytes) {
   auto& value = static_cast<PagedValue&>(stored);
-  std::vector<mem::PageHandle> pages(value.pages_wanted(room_bytes));
-  if (pages.empty()) return Done{};
+  const std::size_t wanted = value.pages_wanted(room_bytes);
+  if (wanted == 0) return Done{};
+  std::array<mem::PageHandle, 4> few;  // a small value allocates nothing here
+  std::vector<mem::PageHandle> many(wanted > few.size() ? wanted : 0);
+  const std::span<mem::PageHandle> pages = many.empty() ? std::span(few).first(wanted) : many;
   Keys gone;
   bool room = false;
   {
