@@ -78,7 +78,9 @@ def test_the_default_user_is_also_named_by_no_name(connect: Connect) -> None:
     with ScriptedServer(old(OLDER[0], seen), MiniStore()) as server:
         client = connect(server, username="default", password=PASSWORD)
         assert store(client, {"k": KIB}).ok
-        assert seen[:2] == [[b"default", PASSWORD.encode()], [PASSWORD.encode()]]
+        # Connections greet side by side, so only the first of all has its place.
+        assert seen[0] == [b"default", PASSWORD.encode()]
+        assert [PASSWORD.encode()] in seen
         other = connect(server, username="somebody", password=PASSWORD)
         assert store(other, {"k": KIB})[0] is Status.UNAVAILABLE
         wrong = connect(server, username="default", password="wrong")
