@@ -93,6 +93,7 @@ def test_methods_that_somebody_elses_class_calls_are_left_out(tmp_path: Path) ->
     assert found(tmp_path, {"src/kvferry/a.py": text}) == []
 
 
+@pytest.mark.full
 def test_exceptions_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     excepted, files = callers.CALLED_ELSEWHERE, list(tidy.source_files(ROOT))
     monkeypatch.setattr(callers, "CALLED_ELSEWHERE", {})

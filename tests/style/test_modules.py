@@ -73,6 +73,7 @@ def test_a_class_with_the_name_of_another_one_is_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full  # `make check` runs it
 def test_this_tree_has_neither() -> None:
     files = list(tidy.source_files(ROOT))
     assert [*modules.circles(ROOT, files), *modules.namesakes(ROOT, files)] == []

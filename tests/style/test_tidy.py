@@ -18,6 +18,7 @@ def plant(root: Path, path: str, text: str) -> list[str]:
     return [str(finding) for finding in tidy.check(root)]
 
 
+@pytest.mark.full  # `make check` runs it
 def test_this_tree_is_tidy() -> None:
     assert [str(finding) for finding in tidy.check(ROOT)] == []
 

@@ -106,6 +106,7 @@ def test_name_that_something_has_is_not_found(tmp_path: Path, path: str, text: s
     assert said(tmp_path, path, text) == []
 
 
+@pytest.mark.full
 def test_names_of_others_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name for names in words.OTHERS.values() for name in names}
     monkeypatch.setattr(words, "OTHERS", {})
