@@ -2,6 +2,8 @@
 
     cd tests; python -m support.read_path_pins 1234     what case 1234 decides, in words
     cd tests; python -m support.read_path_pins "asks first, 10 ms, 60 %"     a line of the table
+    cd tests; python -m support.read_path_pins --check table      what of it is not as it was
+    cd tests; python -m support.read_path_pins --check 1000 40    the same of 40 cases from 1000 on
     cd tests; python -m support.read_path_pins --write  write tests/data/read_path.txt anew
 
 Whoever means to change a decision writes the file anew, and says in the commit what differs.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from support.read_path import Replay, on_clock, replay
@@ -70,6 +73,25 @@ def words(happened: Replay) -> str:
     return "\n".join((repr(happened.case), *happened.lines))
 
 
+def changed_table(clock: FakeClock) -> str:
+    """The first line of the table that is not as it was, in words; empty: none."""
+    for was, now in zip_longest(pinned()[0], table_lines(clock)):
+        if was != now:
+            case = dict(table())[(now or was or "").partition(": ")[0]]
+            return f"was {was}\nnow {now}\n{words(replay(case, clock))}"
+    return ""
+
+
+def changed_cases(first: int, count: int, clock: FakeClock) -> str:
+    """The first block of these cases that is not as it was, in words; empty: none."""
+    _, blocks = pinned()
+    for number in range(first, first + count, BLOCK):
+        if changed := differences(blocks[number], block_line(number, clock)):
+            said = words(replay(random_case(changed[0]), clock))
+            return f"cases {changed} decide something else; the first one:\n{said}"
+    return ""
+
+
 def main() -> None:
     with on_clock() as clock:
         if sys.argv[1:] == ["--write"]:
@@ -77,8 +99,13 @@ def main() -> None:
             lines = [*table_lines(clock), MIDDLE.rstrip(), *blocks]
             PINS.write_text(HEAD + "".join(f"{line}\n" for line in lines))
             return
-        (which,) = sys.argv[1:]
-        case = random_case(int(which)) if which.isdigit() else dict(table())[which]
+        if sys.argv[1] == "--check":
+            which = sys.argv[2:]
+            if which == ["table"]:
+                sys.exit(changed_table(clock) or 0)
+            sys.exit(changed_cases(int(which[0]), int(which[1]), clock) or 0)
+        (name,) = sys.argv[1:]
+        case = random_case(int(name)) if name.isdigit() else dict(table())[name]
         print(words(replay(case, clock)))
 
 
