@@ -36,7 +36,7 @@ PY_LAYERS = (
     ("_native",),
     ("base",),
     ("chunks", "config", "metrics"),
-    ("client", "http", "embedded"),
+    ("client", "http", "embedded", "rpc"),
     ("connectors",),
     ("cache",),
     ("testing", "sharing"),
