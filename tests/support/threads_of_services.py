@@ -21,7 +21,7 @@ from kvferry.server import run as server_run
 from kvferry.server.client.attachment import Attachment
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.http.prefetch import Prefetches, _Job
-from kvferry.server.loop.fair_pool import FairJob, FairPool
+from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions import shard
 from kvferry.server.sessions.store_watch import StoreWatch

@@ -11,7 +11,6 @@
     Explanation     where each chunk of a prompt is, or why it is not    explain.py
     Meter           from what happens to what is counted                 meter.py
     RequestLog      a line in the log for each retrieve and store        request_log.py
-    StatusSocket    what `kvferry top` reads of this process             status_socket.py
     Steps           work that waits, in steps                            steps.py
     caller_buffers  the buffers of a caller, checked                     caller_buffers.py
 

@@ -18,6 +18,7 @@ import struct
 import time
 from collections import deque
 
+from kvferry.base.local_secret import is_own_process
 from kvferry.rpc.zmtp import (
     GREETING,
     MESSAGE_BYTES_MAX,
@@ -42,8 +43,11 @@ def new_id() -> int:
     return next(_ids)
 
 
-class Broken(Exception):
+class Broken(ConnectionError):
     """The connection has ended, or cannot go on."""
+
+    def __init__(self, text: str = "the connection has ended") -> None:
+        super().__init__(text)
 
 
 class NoServer(Broken):
@@ -55,25 +59,26 @@ class Channel:
 
     Args:
         url: Of the server.
-        ended_fd: Every wait ends when it is readable.
+        ended_fd: Every wait ends when it is readable; None: none does.
         until: When it has to be there, by ``time.monotonic``.
 
     Raises:
         Broken: There is none.
     """
 
-    def __init__(self, url: str, ended_fd: int, until: float) -> None:
+    def __init__(self, url: str, ended_fd: int | None, until: float) -> None:
         self._wire = ZmtpParser(MESSAGE_BYTES_MAX)
         self._came: deque[bytes] = deque()
         self._socket = _connected(url, ended_fd, until)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._poll.register(ended_fd, select.POLLIN)
+        if ended_fd is not None:
+            self._poll.register(ended_fd, select.POLLIN)
         try:
             self._send(GREETING + READY_CLIENT, until)
             while not self._wire.ready:
                 if not self._read(until):
-                    raise Broken
+                    raise Broken("nobody greets")
         except BaseException:
             self._socket.close()
             raise
@@ -96,6 +101,12 @@ class Channel:
             if not self._read(until):
                 return None
         return self._came.popleft()
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """Host and port of the other end of TCP, as the system has them."""
+        host, port = self._socket.getpeername()[:2]
+        return host, port
 
     def close(self) -> None:
         """End the connection."""
@@ -142,19 +153,20 @@ class Channel:
         return True
 
 
-def _connected(url: str, ended_fd: int, until: float) -> socket.socket:
+def _connected(url: str, ended_fd: int | None, until: float) -> socket.socket:
     """A socket of any of the server's addresses; each has its share of the time."""
+    why = "it has no address"
     try:
         addresses = _addresses(url)
-    except OSError:
-        raise Broken from None
+    except OSError as error:
+        raise Broken(error.strerror or why) from None
     for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
         now = time.monotonic()
         try:
             return _dialled(family, address, ended_fd, now + max(0.0, until - now) / left)
-        except OSError:
-            pass
-    raise Broken
+        except OSError as error:
+            why = error.strerror or str(error)
+    raise Broken(why)
 
 
 def _addresses(url: str) -> list[tuple[int, str | tuple[object, ...]]]:
@@ -166,7 +178,7 @@ def _addresses(url: str) -> list[tuple[int, str | tuple[object, ...]]]:
 
 
 def _dialled(
-    family: int, address: str | tuple[object, ...], ended_fd: int, until: float
+    family: int, address: str | tuple[object, ...], ended_fd: int | None, until: float
 ) -> socket.socket:
     made = socket.socket(family)
     try:
@@ -175,13 +187,18 @@ def _dialled(
         if error == errno.EINPROGRESS:
             poll = select.poll()
             poll.register(made, select.POLLOUT)
-            poll.register(ended_fd, select.POLLIN)
+            if ended_fd is not None:
+                poll.register(ended_fd, select.POLLIN)
             ready = poll.poll(_poll_ms(until))
             there = any(descriptor == made.fileno() for descriptor, _ in ready)
-            error = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if there else errno.EAGAIN
+            error = (
+                made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if there else errno.ETIMEDOUT
+            )
         if error:
             raise OSError(error, os.strerror(error))
         made.setblocking(True)
+        if family == socket.AF_UNIX and not is_own_process(made):
+            raise PermissionError(errno.EPERM, "another user listens there")
         if family != socket.AF_UNIX:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         soon = struct.pack("ll", 0, _SOON_MS * 1000)

@@ -44,9 +44,15 @@ _SOCKETS_MAX = 64
 class Away(Exception):
     """The server is not there: nothing was sent, or nobody will answer."""
 
+    def __init__(self) -> None:
+        super().__init__("it is not there")
+
 
 class LinkTimedOut(Exception):
     """No answer in time: whether the request was done is not known."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer in time")
 
 
 class ServerLink(Generic[R]):
@@ -56,7 +62,8 @@ class ServerLink(Generic[R]):
         url: Of the server.
         read: Makes a reply of what came; None: it is none.
         sent: Called with the length of each request that went.
-        late: Called with replies that came after their time: they may hold a lease.
+        late: Called with replies that came after their time: they may hold a lease. None: a socket
+            whose reply is late is closed.
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class ServerLink(Generic[R]):
         url: str,
         read: Callable[[bytes], R | None],
         sent: Callable[[int], object],
-        late: Callable[[R], object],
+        late: Callable[[R], object] | None = None,
     ) -> None:
         self._url = url
         self._read = read
@@ -84,26 +91,47 @@ class ServerLink(Generic[R]):
             Away: The link has ended, or the server takes no message.
             LinkTimedOut: There is no reply yet.
         """
+        return self.end_exchange(self.begin_exchange(request, until), request.id, until)
+
+    def begin_exchange(self, request: Numbered, until: float) -> Channel:
+        """Send a request over a socket, which `end_exchange` has to give back.
+
+        Raises:
+            Away: See `ask`.
+        """
         frame = encode(request)
-        channel: Channel | None = self._take(until)
+        channel = self._take(until)
         try:
             if self.ended:
                 raise Away
-            assert channel is not None
             channel.send(frame, until)
             self._sent(len(frame))
-            return self._receive(channel, request.id, until)
-        except (Away, LinkTimedOut):
-            raise
         except BaseException as error:  # also an interrupt: half a message may be on its way
-            if channel is not None:
-                channel.close()
-                channel = None
-            if isinstance(error, Broken):
-                raise Away from None
+            self._failed(channel, error)
             raise
-        finally:
-            self._give(channel)
+        return channel
+
+    def end_exchange(self, channel: Channel, request_id: int, until: float) -> R:
+        """Wait for the reply; raises as `ask`."""
+        try:
+            reply = self._receive(channel, request_id, until)
+        except LinkTimedOut:
+            if self._late is None:
+                channel.close()
+            self._give(None if self._late is None else channel)
+            raise
+        except BaseException as error:
+            self._failed(channel, error)
+            raise
+        self._give(channel)
+        return reply
+
+    def _failed(self, channel: Channel, error: BaseException) -> None:
+        """An exchange has not ended as it should; its socket is of no use."""
+        channel.close()
+        self._give(None)
+        if isinstance(error, Broken):
+            raise Away from None
 
     def end(self) -> None:
         """The server is gone: calls under way end at once, and no others begin."""
@@ -132,7 +160,8 @@ class ServerLink(Generic[R]):
             if reply is not None:
                 if reply.id == request_id:
                     return reply
-                self._late(reply)
+                if self._late is not None:
+                    self._late(reply)
             if frame is None or time.monotonic() >= until:  # or a server that talks without end
                 raise LinkTimedOut
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import __version__
-from kvferry.base.errors import ConfigError, UsageError
+from kvferry.base.errors import ConfigError, StoreError, UsageError
 from kvferry.base.threads import failures
 from kvferry.cache import TieredCache
 from kvferry.cache.steps import Steps
@@ -87,7 +87,7 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            self.endpoints = [self._listener.listen(each) for each in self.config.endpoints]
+            self.endpoints = [self._listen(each) for each in self.config.endpoints]
             restart.begin(
                 self.config,
                 self._pools,
@@ -107,6 +107,15 @@ class Server:
             self._watch.stop()
             self._listener.close()
             self._pools.close(keep=self._kept)
+
+    def _listen(self, endpoint: str) -> str:
+        try:
+            return self._listener.listen(endpoint)
+        except OSError as error:
+            raise StoreError(
+                f"cannot listen at {endpoint}: {error.strerror or error}; choose another --port or "
+                "--ipc, or end the server that has it"
+            ) from None
 
     def _in_background(self, steps: Steps[object]) -> None:
         self._dispatcher.in_background(steps)

@@ -27,7 +27,6 @@ from typing import Any
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
-from kvferry.cache.status_socket import StatusSocket
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
@@ -122,7 +121,6 @@ class WorkerHalf:
         self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
-        self.status_socket: StatusSocket | None = None  # on the cache; closed with this
 
     # --- A step ---
 
@@ -315,8 +313,6 @@ class WorkerHalf:
         if self._closing:
             return
         self._closing = True
-        if self.status_socket is not None:
-            self.status_socket.close()
         until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
         lost = self._saver.close(until)
