@@ -16,7 +16,6 @@ from kvferry import TieredCache
 from kvferry.base.credentials import Credentials
 from kvferry.base.errors import DeadlineExceeded, UnavailableError
 from kvferry.base.threads import Guarded
-from kvferry.cache import status_socket
 from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.load.retriever import Retriever
@@ -219,51 +218,6 @@ def keeping_what_was_learnt_fails(fault: Fault) -> None:
     fault.met()
     fault.over()
     until(lambda: "gpu" in store.kept, LIMIT_S)
-
-
-@scenario("status")
-def showing_a_cache_fails(fault: Fault) -> None:
-    with open_engine() as engine:
-        fault.breaks(status_socket.StatusSocket, "status")
-        with closing(cast(Any, status_socket.open_status_socket(engine, "a test"))) as shown:
-            assert read_all(shown._path) == b"{}"
-            fault.over()
-            assert b"a test" in read_all(shown._path)
-
-
-@scenario("status")
-def accepting_fails(fault: Fault) -> None:
-    """E.g. without descriptors, for a while."""
-    with open_engine() as engine:
-        status = cast(Any, status_socket.open_status_socket(engine, "a test"))
-        with closing(status):
-            real = status._socket
-            status._socket = Accepting(real, fault)
-            assert b"a test" in read_all(status._path)  # by the accept that was under way
-            fault.met(2)
-            fault.over()
-            assert b"a test" in read_all(status._path)
-
-
-class Accepting:
-    """A socket whose `accept` fails."""
-
-    def __init__(self, real: socket.socket, fault: Fault) -> None:
-        self._real = real
-        self.accept = fault(real.accept)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-def read_all(path: Any) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(LIMIT_S)
-        line.connect(str(path))
-        data = b""
-        while part := line.recv(1 << 20):
-            data += part
-    return data
 
 
 @scenario("sharing")

@@ -16,12 +16,12 @@ from kvferry.base import process as _process
 from kvferry.base.threads import Guarded
 from kvferry.config.stores import StoreConfig
 from kvferry.http.listener import HttpListener
+from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.server import AsyncClient, Client
 from kvferry.server import run as server_run
 from kvferry.server.client.attachment import Attachment
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.http.prefetch import Prefetches, _Job
-from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions import shard
 from kvferry.server.sessions.store_watch import StoreWatch

@@ -14,9 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kvferry.base.errors import ConfigError
-from kvferry.config.url import parse_endpoint, show_endpoint
 
-__all__ = ["Address", "AllowedHosts", "node_in", "read_node", "show_node"]
+__all__ = ["Address", "AllowedHosts", "node_in"]
 
 Address = tuple[str, int]
 
@@ -35,21 +34,6 @@ def node_in(params: object) -> Address | None:
         return None
     found = host.lower(), int(port)
     return found if _HOST.fullmatch(found[0]) and 0 < found[1] <= 65535 else None
-
-
-def show_node(address: Address | None) -> str:
-    """HOST:PORT; "" for none."""
-    return show_endpoint(*address) if address else ""
-
-
-def read_node(text: str) -> Address | None:
-    """The inverse of `show_node`.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    host, port = parse_endpoint(text)
-    return (host, port) if port else None
 
 
 class AllowedHosts:

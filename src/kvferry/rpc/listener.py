@@ -51,7 +51,6 @@ _UNREAD_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 # How long a peer may take for its handshake, and for the rest of a message.
 HANDSHAKE_S = 5.0
 MESSAGE_S = 30.0
-UNMET_MAX = 256  # connections that have not greeted; the oldest makes room for a new one
 _NETWORK_BYTES = 8  # of an IPv6 address
 _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
@@ -84,6 +83,7 @@ class Listener:
         handshake_s: How long a peer may take for its handshake.
         message_s: How long a peer may take for a message that it has begun.
         connections_max: How many peers there may be.
+        unmet_max: How many of them that have not greeted; the oldest makes room for a new one.
         greets: Makes the first message to each new peer, which has to answer it in the time of the
             handshake, until its owner says `met`. Without it the handshake is all.
     """
@@ -92,10 +92,11 @@ class Listener:
         self,
         handshake_s: float = HANDSHAKE_S,
         message_s: float = MESSAGE_S,
-        connections_max: int | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        unmet_max: int = CONNECTIONS_MAX,
         greets: Callable[[ServedConnection], bytes] | None = None,
     ) -> None:
-        self._connections_max = connections_max or CONNECTIONS_MAX
+        self._connections_max, self._unmet_max = connections_max, unmet_max
         self._greets = greets
         self._unmet: dict[ServedConnection, None] = {}  # the oldest first
         self._limits_s = handshake_s, message_s
@@ -255,8 +256,10 @@ class Listener:
                 return
             try:
                 self._begin(peer, address[0] if peer.family != socket.AF_UNIX else "")
-            except OSError:  # it has gone already, or the system has no room for it
+            except BaseException as error:
                 peer.close()
+                if not isinstance(error, OSError):  # else it has gone, or the system has no room
+                    raise
 
     def _begin(self, peer: socket.socket, host: str) -> None:
         local = peer.family == socket.AF_UNIX
@@ -265,7 +268,7 @@ class Listener:
             self.refused += 1
             peer.close()
             return
-        if len(self._unmet) >= UNMET_MAX:
+        if len(self._unmet) >= self._unmet_max:
             self.refused += 1
             self.drop(next(iter(self._unmet)))
         peer.setblocking(False)

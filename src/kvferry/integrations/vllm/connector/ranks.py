@@ -154,7 +154,7 @@ class RankAnswers:
                 return lambda: self._says(self.finder.find(prompt))
             return self._says(found)
         if what == "renewed" and len(body) == 16:
-            return lambda: self._says(self.finder.renewed(body[:8], body[8:]) is None)
+            return lambda: self._renewed(body[:8], body[8:])
         if what == "size":
             return self._says(self._chunk_size)
         if what == "release":
@@ -165,6 +165,10 @@ class RankAnswers:
         if what == "status":
             return self._status
         raise HungUp(f"no call of a rank: {what}")
+
+    def _renewed(self, ended: bytes, own: bytes) -> bytes:
+        self.finder.renewed(ended, own)
+        return self._says(1)
 
     def _says(self, number: int) -> bytes:
         return _encode(_RankSays(int(number), self.finder.shared))
