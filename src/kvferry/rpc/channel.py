@@ -4,7 +4,7 @@ The connection is a plain socket that speaks ZMTP, so the reply itself wakes the
 for it. A library with a thread of its own would be woken first, and pass the reply on: several
 times the cost of all the rest; see docs/decisions/0015-the-servers-socket.md.
 
-Threads: one at a time for a `Channel`; any for the rest.
+Threads: one at a time for a `Channel` and for what waits on a `Wake`; any for the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 
 from kvferry.base.local_secret import is_own_process
 from kvferry.rpc.zmtp import (
@@ -28,7 +29,7 @@ from kvferry.rpc.zmtp import (
     framed,
 )
 
-__all__ = ["Broken", "Channel", "NoServer", "new_id"]
+__all__ = ["Broken", "Channel", "NoServer", "Wake", "new_id"]
 
 # An answer from memory takes no longer as a rule: for so long the socket alone is waited for, which
 # costs one system call and not two.
@@ -54,6 +55,45 @@ class NoServer(Broken):
     """The peer does not speak ZMTP."""
 
 
+class Wake:
+    """Ends somebody's wait from any thread, and also from a destructor: it takes no lock.
+
+    Attributes:
+        fd: Readable when somebody has called.
+        stopped: Every wait ends from now on.
+    """
+
+    fd = -1
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.stopped = False
+
+    def __call__(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def stop(self) -> None:
+        """End every wait, now and from now on."""
+        self.stopped = True
+        self()
+
+    def sleep(self, limit_s: float) -> None:
+        """Wait for that long, or until `stop`."""
+        until = time.monotonic() + limit_s
+        while not self.stopped and (left_s := until - time.monotonic()) > 0:
+            if select.select([self.fd], [], [], left_s)[0]:
+                self.clear()
+
+    def clear(self) -> None:
+        """Forget the calls up to now."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def __del__(self) -> None:  # no sooner: a number that is closed is soon somebody else's file
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class Channel:
     """A connection, from its beginning to its end.
 
@@ -61,12 +101,15 @@ class Channel:
         url: Of the server.
         ended_fd: Every wait ends when it is readable; None: none does.
         until: When it has to be there, by ``time.monotonic``.
+        greet_until: When the server has to have greeted; None: then, too.
 
     Raises:
-        Broken: There is none.
+        Broken: There is none; `NoServer`, too, if the peer is no server.
     """
 
-    def __init__(self, url: str, ended_fd: int | None, until: float) -> None:
+    def __init__(
+        self, url: str, ended_fd: int | None, until: float, greet_until: float | None = None
+    ) -> None:
         self._wire = ZmtpParser(MESSAGE_BYTES_MAX)
         self._came: deque[bytes] = deque()
         self._socket = _connected(url, ended_fd, until)
@@ -74,6 +117,7 @@ class Channel:
         self._poll.register(self._socket, select.POLLIN)
         if ended_fd is not None:
             self._poll.register(ended_fd, select.POLLIN)
+        until = until if greet_until is None else greet_until
         try:
             self._send(GREETING + READY_CLIENT, until)
             while not self._wire.ready:

@@ -1,8 +1,8 @@
 """Requests to a server for as long as it is there: a few sockets, taken in turns.
 
 Who calls takes a free socket, or makes one, sends one request, and waits for its reply on the spot:
-no message passes from thread to thread. Every wait also watches a descriptor that `ServerLink.end`
-makes readable, so all calls end at once when the server is found to be gone. A link that has ended
+no message passes from thread to thread. Every wait also watches a `Wake` that `ServerLink.end`
+calls, so all calls end at once when the server is found to be gone. A link that has ended
 stays so; with another session comes another link.
 
 Threads: any. A socket belongs to whoever has taken it.
@@ -10,7 +10,6 @@ Threads: any. A socket belongs to whoever has taken it.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvferry.rpc.channel import Broken, Channel
+from kvferry.rpc.channel import Broken, Channel, Wake
 
 __all__ = ["Away", "LinkTimedOut", "Numbered", "ServerLink", "encode"]
 
@@ -77,7 +76,7 @@ class ServerLink(Generic[R]):
         self._read = read
         self._sent = sent
         self._late = late
-        self._ended_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Wake()
         self._free: deque[Channel] = deque()  # the last one first: its server still knows it
         self._changed = threading.Condition()
         self._open = 0
@@ -139,7 +138,7 @@ class ServerLink(Generic[R]):
             if self.ended:
                 return
             self.ended = True
-            os.eventfd_write(self._ended_fd, 1)
+            self._wake()
             self._changed.notify_all()
         self._drain()
 
@@ -189,7 +188,7 @@ class ServerLink(Generic[R]):
 
     def _connect(self, until: float) -> Channel:
         try:
-            return Channel(self._url, self._ended_fd, until)
+            return Channel(self._url, self._wake.fd, until)
         except BaseException as error:
             self._give(None)
             if isinstance(error, Broken):
@@ -208,7 +207,7 @@ class ServerLink(Generic[R]):
                 self._changed.notify()
 
     def _drain(self, closed: bool = False) -> None:
-        """Close what nobody uses; the last one closes the descriptor."""
+        """Close what nobody uses."""
         with self._changed:
             self._open -= closed
             while True:
@@ -218,7 +217,4 @@ class ServerLink(Generic[R]):
                     break
                 channel.close()
                 self._open -= 1
-            if self._open == 0 and self._ended_fd >= 0:
-                os.close(self._ended_fd)
-                self._ended_fd = -1
             self._changed.notify_all()

@@ -18,7 +18,6 @@ import os
 import select
 import socket
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from typing import Any
 from kvferry.base.local_secret import is_own_process
 from kvferry.base.socket_folder import remove_if_left
 from kvferry.config.endpoints import ipc_path
+from kvferry.rpc.channel import Wake
 from kvferry.rpc.zmtp import (
     GREETING,
     MESSAGE_BYTES_MAX,
@@ -102,9 +102,8 @@ class Listener:
         self._limits_s = handshake_s, message_s
         self._look_s = min(1.0, handshake_s / 4, message_s / 4)
         self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake_lock = threading.Lock()
-        self._epoll.register(self._wake, _IN)
+        self._wake = Wake()
+        self._epoll.register(self._wake.fd, _IN)
         self._endpoints: dict[int, socket.socket] = {}
         self._paths: list[tuple[Path, int]] = []
         self._watched: dict[int, Callable[[], object]] = {}
@@ -145,10 +144,8 @@ class Listener:
             self._epoll.register(descriptor, _IN)
 
     def wake(self) -> None:
-        """Have `wait` return soon. Threads: any, but no signal handler."""
-        with self._wake_lock, suppress(BlockingIOError):
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        """Have `wait` return soon. Threads: any."""
+        self._wake()
 
     def wait(self, timeout_s: float) -> Iterator[tuple[ServedConnection, bytes | memoryview]]:
         """Messages that came, each with who waits for its reply; it may be woken and have none.
@@ -164,9 +161,8 @@ class Listener:
                     self.drop(connection)
                 elif event & (_IN | _BROKEN):
                     yield from self._read(connection)
-            elif descriptor == self._wake:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
+            elif descriptor == self._wake.fd:
+                self._wake.clear()
             elif descriptor in self._watched:
                 self._watched[descriptor]()
             elif descriptor in self._endpoints:
@@ -228,8 +224,6 @@ class Listener:
 
     def close(self) -> None:
         """Drop everybody; remove the files of Unix sockets that are still ours. Again is fine."""
-        if self._wake < 0:
-            return
         for connection in list(self._connections.values()):
             self.drop(connection)
         for server in self._endpoints.values():
@@ -237,10 +231,8 @@ class Listener:
         for path, inode in self._paths:
             _remove_own(path, inode)
         self._endpoints.clear()
+        self._paths.clear()
         self._epoll.close()
-        with self._wake_lock:
-            os.close(self._wake)
-            self._wake = -1
 
     # --- One connection ---
 

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvferry.base.threads import Guarded, noticed
 from kvferry.rpc.fair_pool import FairJob, FairPool
@@ -44,6 +44,9 @@ class HungUp(Exception):
         self.last = last
 
 
+_Said: TypeAlias = bytes | HungUp | None
+
+
 class Service:
     """See the module.
 
@@ -62,7 +65,7 @@ class Service:
         handle: Callable[[ServedConnection, bytes | memoryview], Handled],
         name: str,
         threads: int,
-        tick: Callable[[], object] | None = None,
+        tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._listener = listener
         self._handle = handle
@@ -70,13 +73,17 @@ class Service:
         self._next_tick = 0.0
         self._pool = FairPool(threads, f"kvferry-{name}")
         self._busy: dict[ServedConnection, deque[bytes]] = {}  # with what came meanwhile
-        self._done: deque[tuple[ServedConnection, FairJob, bytes | HungUp | None]] = deque()
+        self._done: deque[tuple[ServedConnection | None, FairJob, _Said]] = deque()
         self._closing = False
         self._thread = Guarded(self._run, "service", detail=name)
 
     def start(self) -> None:
         """Serve, until `close`."""
         self._thread.start()
+
+    def background(self, work: Callable[[], object]) -> None:
+        """Do work that nobody waits for, in one of the other threads."""
+        self._put(None, work)
 
     def close(self) -> None:
         """End all connections; work that hangs is not waited for."""
@@ -92,8 +99,10 @@ class Service:
             now = time.monotonic()
             if now >= self._next_tick:
                 self._next_tick = now + _TICK_S
-                if self._tick is not None:
+                try:
                     self._tick()
+                except Exception as error:  # it is called again
+                    noticed("service", error)
             for connection, body in self._listener.wait(self._next_tick - now):
                 waiting = self._busy.get(connection)
                 if waiting is None:
@@ -121,27 +130,29 @@ class Service:
             else:
                 self._answer(connection, handled)
 
-    def _answer(self, connection: ServedConnection, said: bytes | HungUp | None) -> None:
+    def _answer(self, connection: ServedConnection, said: _Said) -> None:
         if isinstance(said, HungUp):
             self._listener.drop(connection, str(said), said.last)
         elif said is not None:
             self._listener.send(connection, said)
 
     def _begin(self, connection: ServedConnection, work: Callable[[], bytes | None]) -> None:
+        if not self._put(connection, work):
+            self._listener.drop(connection, "too much is under way")
+            return
         self._busy[connection] = deque()
         self._listener.hold(connection, True)
-        job = FairJob(connection, lambda: None)
+
+    def _put(self, connection: ServedConnection | None, work: Callable[[], Any]) -> bool:
+        job = FairJob(connection or self, lambda: None)
         job.work = partial(self._work, connection, job, work)
-        if not self._pool.put(job):
-            del self._busy[connection]
-            self._listener.drop(connection, "too much is under way")
+        return self._pool.put(job)
 
     def _work(
-        self, connection: ServedConnection, job: FairJob, work: Callable[[], bytes | None]
+        self, connection: ServedConnection | None, job: FairJob, work: Callable[[], Any]
     ) -> None:
-        said: bytes | HungUp | None
         try:
-            said = work()
+            said: _Said = work()
         except HungUp as end:
             said = end
         except BaseException as error:  # e.g. a SystemExit of a plug-in
@@ -150,10 +161,10 @@ class Service:
         self._done.append((connection, job, said))
         self._listener.wake()
 
-    def _finish(
-        self, connection: ServedConnection, job: FairJob, said: bytes | HungUp | None
-    ) -> None:
+    def _finish(self, connection: ServedConnection | None, job: FairJob, said: _Said) -> None:
         self._pool.over(job)
+        if connection is None:
+            return
         waiting = self._busy.pop(connection)
         self._answer(connection, said)
         while waiting and connection not in self._busy:
