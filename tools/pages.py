@@ -4,7 +4,7 @@
     python tools/pages.py --words       how long the pages under docs/ are
 
 Prints ``file:line: message`` for each finding and exits 1 if there is one. Links to other hosts
-are not followed. Tables that are written from declarations (`tools/settings.py`) are counted apart.
+are not followed. Tables that `tools/settings.py` writes are counted apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INDEX = ROOT / "docs" / "README.md"
 
 _LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
-_GENERATED = re.compile(r"<!-- settings: .*?<!-- end of settings -->", re.DOTALL)
+_GENERATED = re.compile(r"<!-- (settings|metrics)\b.*?<!-- end of \1 -->", re.DOTALL)
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
