@@ -19,6 +19,8 @@ import msgspec
 
 from kvferry.base.field_types import Address, FreeText, Line, Number, Seconds, Short
 from kvferry.base.field_types import Count as Natural
+from kvferry.rpc.link import encode
+from kvferry.rpc.zmtp import MESSAGE_BYTES_MAX
 
 __all__ = [
     "HASHES_MAX",
@@ -65,7 +67,6 @@ __all__ = [
 VERSION = 1
 # Hashes of one request: those of a prompt of a million tokens in chunks of 16. They take 1 MiB.
 HASHES_MAX = 65_536
-MESSAGE_BYTES_MAX = 4 << 20
 
 # --- Requests ---
 
@@ -455,8 +456,6 @@ class Welcome(_Reply, tag=110):
 _ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure
 Reply: TypeAlias = _ToSessions | Found | ReservedPages | Committed | Leased | Count | Report
 
-_encoder = msgspec.msgpack.Encoder()
 # Raises msgspec.MsgspecError (DecodeError, ValidationError) for what is no such message.
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
-encode = _encoder.encode

@@ -57,7 +57,7 @@ from kvferry.config.remote_sources import show_node
 from kvferry.server import protocol
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.channel import Counters
+from kvferry.server.client.counters import Counters
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.client.transfer import Transfer, about_of, in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request

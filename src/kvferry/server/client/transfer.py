@@ -21,9 +21,9 @@ from kvferry.chunks.layout import ELEMENTS, KVLayout
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.config.remote_sources import show_node
+from kvferry.rpc.link import Away
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.link import Away
 from kvferry.server.protocol import (
     HASHES_MAX,
     Commit,

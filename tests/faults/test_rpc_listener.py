@@ -20,10 +20,10 @@ import pytest
 from kvferry.base.errors import StoreError
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
+from kvferry.rpc import listener
+from kvferry.rpc.listener import Listener
+from kvferry.rpc.zmtp import GREETING, framed
 from kvferry.server import protocol as p
-from kvferry.server.loop import listener
-from kvferry.server.loop.listener import EngineListener
-from kvferry.server.loop.zmtp import GREETING, framed
 from kvferry.server.server import Server
 from support import clock
 from support.cache_server import CacheServerProcess, running
@@ -57,9 +57,9 @@ def answers(endpoint: str) -> None:
 
 
 @contextmanager
-def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[EngineListener, str]]:
+def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
     """A listener by itself, whose thread sends each message back."""
-    sockets = EngineListener(**limits)
+    sockets = Listener(**limits)
     endpoint = sockets.listen(f"ipc://{tmp_path}/echo")
     ended = threading.Event()
 
