@@ -1,4 +1,4 @@
-"""settings: the tables of settings in the guides, written from their declarations.
+"""settings: the tables of settings and metrics in the guides, written from their declarations.
 
     python tools/settings.py [--check]
 
@@ -24,6 +24,7 @@ from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
 from kvferry.config.stores import StoreSettings
+from kvferry.metrics.cache import cache_families
 
 CLASSES: dict[str, type[Settings]] = {
     each.__name__: each
@@ -35,6 +36,7 @@ CLASSES: dict[str, type[Settings]] = {
     )
 }
 BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)
+METRICS = re.compile(r"<!-- metrics -->\n.*?<!-- end of metrics -->", re.DOTALL)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -44,11 +46,12 @@ def main() -> int:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         made = BLOCK.sub(lambda found: table(found[1]), text)
+        made = METRICS.sub(lambda found: series(), made)
         if made == text:
             continue
         if check:
             wrong = 1
-            print(f"{page.relative_to(ROOT)}: not as the settings are declared; run make stub")
+            print(f"{page.relative_to(ROOT)}: not as it is declared; run make stub")
         else:
             page.write_text(made, encoding="utf-8")
     return wrong
@@ -64,6 +67,17 @@ def table(wanted: str) -> str:
             lines += rows(CLASSES[word], words)
     text = "\n".join(lines)
     return f"<!-- settings: {wanted} -->\n{text}\n<!-- end of settings -->"
+
+
+def series() -> str:
+    """The series of a cache, with their markers."""
+    lines = ["| Series | Label | What it is |", "|---|---|---|"]
+    for family in cache_families(()).values():
+        name = family.name + ("_total" if family.kind == "counter" else "")
+        label = f"`{family.label}`" if family.label else ""
+        lines.append(f"| `{name}` | {label} | {family.help} |")
+    text = "\n".join(lines)
+    return f"<!-- metrics -->\n{text}\n<!-- end of metrics -->"
 
 
 def rows(of: type[Settings], words: list[str]) -> Iterator[str]:
