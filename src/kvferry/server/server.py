@@ -28,7 +28,7 @@ from kvferry.config.setting import GB, Settings, specs
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
 from kvferry.rpc.listener import Listener
-from kvferry.server.loop.dispatch import Dispatcher
+from kvferry.server.dispatch import Dispatcher
 from kvferry.server.memory import restart
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions.handlers import Handlers

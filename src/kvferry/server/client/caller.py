@@ -25,7 +25,7 @@ T = TypeVar("T", bound=Reply)
 _log = logging.getLogger("kvferry.server.client")
 
 # The server answers at the end of the time that it was given, or within its slack of 0.1 s
-# (`_SLACK_S` and `_LOOK_S` in loop/dispatch.py) behind it.
+# (`_SLACK_S` and `_LOOK_S` in `kvferry.server.dispatch`) behind it.
 _GRACE_S = 0.25
 # Codes of failures that are no fault: the session or the server ends, or the server is busy.
 _EXPECTED = ("session", "attach", "draining", "busy")

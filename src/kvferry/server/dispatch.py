@@ -28,8 +28,8 @@ from kvferry.cache.steps import Steps, Wait
 from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol
-from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
+from kvferry.server.wait_queue import WaitQueue
 
 __all__ = ["Dispatcher", "Later", "RequestRefused"]
 
