@@ -20,6 +20,7 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.server import Client
+from kvferry_lab.bench.intervals import in_turn
 
 __all__ = ["server_control", "server_shares"]
 
@@ -44,20 +45,19 @@ _OPEN_S = 10.0
 def server_control(lab: Lab) -> Iterator[Bar]:
     """Round trips of a lookup of 256 hashes over a Unix socket, one client, one at a time."""
     times: list[float] = []
-    ours_us, theirs_us, ratios = [], [], []
     count = lab.count(20_000) // _ROUNDS or 1
     with cache_server(0.01) as server, _asking(server.url) as (client, prompt), _Pair() as pair:
         _lookups(client, prompt, lab.count(1000))
+
+        def server_us() -> float:
+            before = server.cpu_s
+            _lookups(client, prompt, count)
+            return (server.cpu_s - before) / count * 1e6
+
         for _ in range(_ROUNDS):
             times += _lookups(client, prompt, count)
-            with _one_core(server.pid, pair.pid):
-                before = server.cpu_s
-                _lookups(client, prompt, count)
-                ours = (server.cpu_s - before) / count * 1e6
-                theirs = pair.cpu_us(count)
-            ours_us.append(ours)
-            theirs_us.append(theirs)
-            ratios.append(ours / theirs)
+        with _one_core(server.pid, pair.pid):
+            ours_us, theirs_us = in_turn(_ROUNDS, server_us, lambda: pair.cpu_us(count))
     times.sort()
     name = f"lookup of {_HASHES} hashes over ipc"
     shown = (
@@ -66,13 +66,12 @@ def server_control(lab: Lab) -> Iterator[Bar]:
     )
     yield Bar(name=f"{name}, p50", target=_P50, value=times[len(times) // 2], detail=shown)
     yield Bar(name=f"{name}, p99", target=_P99, value=times[len(times) * 99 // 100], detail=shown)
-    yield Bar(
-        name=f"{name}, server",
-        target=_CPU,
-        value=statistics.median(ratios),
-        detail=f"{statistics.median(ours_us):.1f} us of the server's CPU, "
-        f"{statistics.median(theirs_us):.1f} of the pair's, each on one core with its client; "
-        f"ratios {min(ratios):.2f} to {max(ratios):.2f}",
+    yield Bar.of_pairs(
+        f"{name}, server",
+        _CPU,
+        *(ours_us, theirs_us),
+        f"{statistics.median(ours_us):.1f} us of the server's CPU, "
+        f"{statistics.median(theirs_us):.1f} of the pair's, each on one core with its client",
     )
 
 
@@ -102,11 +101,11 @@ def server_shares(lab: Lab) -> Iterator[Bar]:
         f"medians of {lab.rounds} rounds of {count:,}, in turns with as many without; of the calls "
         f"{min(waited)} to {max(waited)} waited all the time"
     )
-    reason = "" if min(waited) else "nobody waited"
-    for which, target, ratios in (("p50", _P50_ATTACKED, p50s), ("p99", _P99_ATTACKED, p99s)):
-        value = statistics.median(ratios) if min(waited) else None
-        spread = f"{shown}; ratios {min(ratios):.2f} to {max(ratios):.2f}"
-        yield Bar(name=f"{name}, {which}", target=target, value=value, detail=spread, reason=reason)
+    for which, target, found in (("p50", _P50_ATTACKED, p50s), ("p99", _P99_ATTACKED, p99s)):
+        if min(waited):
+            yield Bar.of_median(f"{name}, {which}", target, found, shown)
+        else:
+            yield Bar(name=f"{name}, {which}", target=target, value=None, reason="nobody waited")
     yield Bar(
         name=f"retrieves from memory beside {_CALLS} calls that wait for a store, lost",
         target=_LOST,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +14,6 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
 from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.intervals import Interval
 from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["CallCounter", "system_calls"]
@@ -44,12 +42,11 @@ def system_calls(lab: Lab) -> Iterator[Bar]:
                     continue
                 moved = 2 * _COUNT * lab.pairs
                 own = {key: (client.stats()[key] - before[key]) / moved for key in _OWN}
-                yield Bar(
-                    name=name,
-                    target=target,
-                    value=statistics.fmean(counts),
-                    interval=Interval.of_median(counts),
-                    detail=f"{len(counts)} rounds of {_COUNT}; by the client's own counters "
+                yield Bar.of_median(
+                    name,
+                    target,
+                    counts,
+                    f"{len(counts)} rounds of {_COUNT}; by the client's own counters "
                     + ", ".join(f"{count:.2f} {key}" for key, count in own.items()),
                 )
 

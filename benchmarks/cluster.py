@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
@@ -17,7 +18,7 @@ from benchmarks.throughput import ratio
 from kvferry.base.errors import CorruptError
 from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.intervals import in_turn
 from kvferry_lab.bench.measure import floors, measure
 from kvferry_lab.bench.server_probe import ClusterProbe
 
@@ -106,21 +107,15 @@ def idle_nodes(lab: Lab) -> Iterator[Bar]:
             config = cluster.config.replace(connections=1, workers=1)
             clients.append(stack.enter_context(closing(native_client(config))))
             clients[-1].set("one", _VALUE)
-        turns: list[list[_Turn]] = [[], []]
-        for number in range(lab.pairs + 1):
-            for which in (0, 1) if number % 2 else (1, 0):
-                turns[which].append(_one_by_one(clients[which], count))
-    many, few = (each[1:] for each in turns)
+        many, few = in_turn(lab.pairs, *(partial(_one_by_one, client, count) for client in clients))
     name = f"one node of {sizes[0]} over one of {sizes[1]}"
     for what, target in (("visits", _VISITS), ("cpu_us", _IDLE_CPU)):
         mine, other = ([getattr(turn, what) for turn in each] for each in (many, few))
-        found = Interval.of_median(ratios(mine, other))
-        yield Bar(
-            name=f"{name}: {'connections looked at' if what == 'visits' else 'CPU'} for a GET",
-            target=target,
-            value=found.middle,
-            interval=found,
-            detail=f"{statistics.median(mine):.2f}; {statistics.median(other):.2f}"
+        yield Bar.of_pairs(
+            f"{name}: {'connections looked at' if what == 'visits' else 'CPU'} for a GET",
+            target,
+            *(mine, other),
+            f"{statistics.median(mine):.2f}; {statistics.median(other):.2f}"
             + (" us" if what == "cpu_us" else ""),
         )
 

@@ -12,6 +12,7 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import in_turn, ratios
 from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["checksum_cost"]
@@ -34,21 +35,16 @@ def checksum_cost(lab: Lab) -> Iterator[Bar]:
             _Side(client, plain, probe),
         ]
         for op in ("set", "get"):
-            walls: list[list[float]] = [[], []]
-            for number in range(1 if lab.quick else _ROUNDS * lab.rounds):
-                for which in (0, 1) if number % 2 else (1, 0):
-                    walls[which].append(getattr(pair[which], op)())
-            # Neighbours in time are compared; the first pair warmed up.
-            costs = [1 - theirs / ours for ours, theirs in zip(*walls, strict=True)][1:] or [0.0]
+            framed_s, plain_s = in_turn(_ROUNDS * lab.rounds, *(getattr(one, op) for one in pair))
             with_gbps, without_gbps = (
-                lab.batch * size_bytes / statistics.median(all_) / 1e9 for all_ in walls
+                lab.batch * size_bytes / statistics.median(all_) / 1e9
+                for all_ in (framed_s, plain_s)
             )
-            yield Bar(
-                name=f"checksum: cost of {op.upper()} {lab.label(4)}",
-                target=_COST,
-                value=100 * statistics.median(costs),
-                detail=f"{with_gbps:.2f} GB/s with, {without_gbps:.2f} GB/s without; "
-                f"rounds {100 * min(costs):.0f} to {100 * max(costs):.0f} %",
+            yield Bar.of_median(
+                f"checksum: cost of {op.upper()} {lab.label(4)}",
+                _COST,
+                [100 * (1 - ratio) for ratio in ratios(plain_s, framed_s)],
+                f"{with_gbps:.2f} GB/s with, {without_gbps:.2f} GB/s without",
             )
 
 

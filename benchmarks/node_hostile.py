@@ -1,10 +1,17 @@
-"""Bars of a node among a thousand hostile clients: its memory, and what honest ones still get."""
+"""Bars of a node among a thousand hostile clients: its memory, and what honest ones still get.
+
+Hostile ones are of other processes, `python -m benchmarks.node_hostile PORT KIND COUNT SECONDS`:
+``silent`` says nothing; ``greedy`` asks for values and texts and reads nothing; ``slow`` sends
+large values a little at a time. A client that loses its connection comes again.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import signal
-import subprocess
+import socket
 import sys
 import threading
 import time
@@ -15,6 +22,8 @@ from pathlib import Path
 from benchmarks.bars import Bar, Lab, Target
 from kvferry import RedisClient
 from kvferry.base.errors import KVFerryError
+from kvferry_lab.bench.programs import LineProcess, python_process
+from kvferry_lab.servers.lab_server import NodeProcess
 
 __all__ = ["node_hostile"]
 
@@ -33,15 +42,19 @@ def node_hostile(lab: Lab) -> Iterator[Bar]:
     each = lab.count(_CLIENTS) // len(_KINDS) + 1
     attack_s, window_s = lab.count(int(_ATTACK_S)), _WINDOW_S / (10 if lab.quick else 1)
     with ExitStack() as stack:
-        node, port = stack.enter_context(_node())
-        client = stack.enter_context(RedisClient.from_url(f"redis://127.0.0.1:{port}"))
+        node = stack.enter_context(NodeProcess(_SIZE_GB * 1e9))
+        client = stack.enter_context(RedisClient.from_config(node.config))
         for number in range(16):
             client.set(f"old{number}", bytes(_VALUE_BYTES))
         alone = [_rate(client, window_s) for _ in range(3)]
         attack = [
-            stack.enter_context(_program("hostile_process", port, kind, each, attack_s))
+            stack.enter_context(
+                python_process(__name__, node.config.port, kind, each, attack_s, stop_s=0.1)
+            )
             for kind in _KINDS
         ]
+        for program in attack:
+            program.line()  # all are there
         stack.enter_context(_half_a_core(attack))
         rates, end = [], time.monotonic() + attack_s
         while time.monotonic() < end:
@@ -75,48 +88,21 @@ def _rate(client: RedisClient, seconds: float) -> float:
 
 
 @contextmanager
-def _node() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    words = ["--size-gb", str(_SIZE_GB), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "kvferry.cli.main", "node", *words]
-    with _running(command) as node:
-        assert node.stdout is not None
-        yield node, int(node.stdout.readline().rpartition(":")[2])
-
-
-@contextmanager
-def _program(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    with _running([sys.executable, "-m", f"benchmarks.{module}", *map(str, words)]) as program:
-        assert program.stdout is not None
-        program.stdout.readline()
-        yield program
-
-
-@contextmanager
-def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.communicate()
-
-
-@contextmanager
-def _half_a_core(programs: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
+def _half_a_core(programs: Sequence[LineProcess]) -> Iterator[None]:
     """Let one of them run at a time, for half of the time."""
     over = threading.Event()
 
     def deal() -> None:
         while not over.is_set():
             for program in programs:
-                program.send_signal(signal.SIGCONT)
+                os.kill(program.pid, signal.SIGCONT)
                 over.wait(_SLICE_S)
-                program.send_signal(signal.SIGSTOP)
+                os.kill(program.pid, signal.SIGSTOP)
                 over.wait(_SLICE_S)
 
     dealer = threading.Thread(target=deal, daemon=True)
     for program in programs:
-        program.send_signal(signal.SIGSTOP)
+        os.kill(program.pid, signal.SIGSTOP)
     dealer.start()
     try:
         yield
@@ -130,3 +116,65 @@ def _peak_mb(pid: int) -> float:
     if found is None:
         raise ValueError("the kernel does not say what memory the node has had")
     return int(found[1]) * 1024 / 1e6
+
+
+_PAUSE_S = 0.05
+_SLOW_BYTES = 40 << 20
+_TEXTS = (b"COMMAND DOCS\r\n", b"SCAN 0 COUNT 16384\r\n", b"INFO\r\n", b"KEYS *\r\n")
+
+
+class _Hostile:
+    """One of them."""
+
+    def __init__(self, port: int, kind: str) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.connect(("127.0.0.1", port))
+        self._socket.setblocking(False)
+        self._words = b"GET old%d\r\n" % random.randrange(16) * 20
+        if random.randrange(2):
+            self._words = random.choice(_TEXTS) * 20
+        if kind == "slow":
+            self._words = b"x" * 3000
+            key = b"slow%d" % random.randrange(16)
+            head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, _SLOW_BYTES)
+            self._socket.send(head)
+        self._silent = kind == "silent"
+
+    def go_on(self) -> bool:
+        """Do what it does; false: the connection is over."""
+        try:
+            if not self._silent:
+                self._socket.send(self._words)
+            elif not self._socket.recv(1):
+                return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Go away."""
+        self._socket.close()
+
+
+def main(port: int, kind: str, count: int, seconds: float) -> None:
+    """Be so many of a kind for so long."""
+    end = time.monotonic() + seconds
+    all_of_them = [_Hostile(port, kind) for _ in range(count)]
+    print("there", flush=True)
+    while time.monotonic() < end:
+        for index, one in enumerate(all_of_them):
+            if one.go_on():
+                continue
+            one.close()
+            try:
+                all_of_them[index] = _Hostile(port, kind)
+            except OSError:
+                continue
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -27,12 +27,12 @@ from benchmarks.tiered_cache import engine_loads, engine_memory
 from benchmarks.tls import tls_values
 from benchmarks.trust import black_hole, recovery
 from kvferry.base.errors import UsageError
-from kvferry_lab.bench import report as bench_report
+from kvferry_lab.output import run_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select"]
+__all__ = ["GROUPS", "header", "say_bar", "say_table", "select"]
 
 GROUPS: tuple[Group, ...] = (
     get_valkey,
@@ -73,8 +73,6 @@ GROUPS: tuple[Group, ...] = (
     server_end,
 )
 
-say_header = bench_report.say_header
-
 
 def select(only: Sequence[str]) -> list[Group]:
     """The groups whose name contains one of the words; all of them without words."""
@@ -92,7 +90,7 @@ def header(lab: Lab) -> dict[str, Any]:
         with lab.probed(name, 0) as (_, probe):
             facts = probe.facts()
         servers[name] = ", ".join(f"{k} {v!r}" for k, v in facts.items() if k != "maxmemory")
-    return bench_report.header(servers)
+    return run_facts(server=servers)
 
 
 def say_bar(console: Console, bar: Bar, quick: bool) -> None:

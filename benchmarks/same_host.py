@@ -13,13 +13,12 @@ from kvferry.config import CONNECTIONS_DEFAULT
 from kvferry_lab.bench.adapters import BenchClient, FerryClient, NotMeasured
 from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.measure import Row, floors, measure
 from kvferry_lab.servers.same_host import await_socket, ways_to
 
 __all__ = ["same_host"]
 
-_OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
+_OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache")
 _AHEAD = Target(">=", 1.4, "x the best client over TCP")
 _OF_FLOOR = Target(">=", 1.0, "x floor over the Unix socket")
 
@@ -64,14 +63,8 @@ def _ahead(name: str, native: Row, others: Sequence[Row]) -> Bar:
     """A row against the best of others."""
     measured = [row for row in others if row.gbps is not None]
     best = max(measured, key=lambda row: row.gbps or 0.0, default=None)
-    interval = None
-    if native.gbps is not None and best is not None:
-        interval = Interval.of_median(ratios(native.rates, best.rates))
-    return Bar(
-        name=name,
-        target=_AHEAD,
-        value=interval.middle if interval else None,
-        interval=interval,
-        detail=f"{rate(native)}; {best.client} {rate(best)}" if best else "",
-        reason=native.error or ("" if best else "no other client is installed"),
-    )
+    if native.gbps is None or best is None:
+        reason = native.error or "no other client is installed"
+        return Bar(name=name, target=_AHEAD, value=None, reason=reason)
+    detail = f"{rate(native)}; {best.client} {rate(best)}"
+    return Bar.of_pairs(name, _AHEAD, native.rates, best.rates, detail)

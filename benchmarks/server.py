@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
 import threading
@@ -20,6 +19,7 @@ from kvferry.cache import Hashes
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.server import Client
+from kvferry_lab.bench.intervals import in_turn
 
 __all__ = ["server_copies", "server_end"]
 
@@ -36,13 +36,13 @@ def server_copies(lab: Lab) -> Iterator[Bar]:
     """Store and retrieve of 1.3 GB through the pool, against memcpy with as many threads."""
     kv = PromptKV(lab)
     threads = min(4, os.cpu_count() or 1)
-    ratios, ours, theirs = [], [], []
     with (
         cache_server(2 * kv.pool_gb) as server,  # writers may have three quarters of it
         Client(kv.identity, server.url, copy_threads=threads, timeout_s=_CALL_S) as client,
         ThreadPoolExecutor(threads) as workers,
     ):
-        for number in range(lab.rounds + 1):
+
+        def through() -> float:
             kv.poison()
             client.clear(stores=False)
             start = time.perf_counter()
@@ -52,22 +52,14 @@ def server_copies(lab: Lab) -> Iterator[Bar]:
             if stored.chunks != kv.chunks or hit.tokens != len(kv.tokens):
                 raise CorruptError(f"the prompt did not go through: {stored} {hit}")
             kv.verify(kv.targets)
-            memcpy_s = _memcpy(kv, workers, threads) * 2
-            if number:  # the first one meets memory that nobody has touched
-                ours.append(wall_s)
-                theirs.append(memcpy_s)
-                ratios.append(memcpy_s / wall_s)
+            return wall_s / 2
+
+        ours, theirs = in_turn(lab.pairs, through, lambda: kv.memcpy(workers, threads))
         counted = client.stats()
-    moved, payload = 2 * kv.size_bytes, counted["bytes_stored"] + counted["bytes_retrieved"]
+    payload = counted["bytes_stored"] + counted["bytes_retrieved"]
     sent = counted["socket_bytes_sent"] + counted["socket_bytes_received"]
-    yield Bar(
-        name=f"store + retrieve of {kv.label} through the server's pool",
-        target=_OF_MEMCPY,
-        value=statistics.median(ratios),
-        detail=f"{moved / statistics.median(ours) / 1e9:.2f} GB/s; memcpy, {threads} threads "
-        f"{moved / statistics.median(theirs) / 1e9:.2f} GB/s; ratios {min(ratios):.2f} to "
-        f"{max(ratios):.2f}",
-    )
+    name = f"store + retrieve of {kv.label} through the server's pool"
+    yield kv.compared(name, _OF_MEMCPY, ours, theirs, f"memcpy, {threads} threads")
     yield Bar(
         name=f"bytes over the socket for {kv.label}",
         target=_SOCKET,
@@ -131,13 +123,3 @@ def server_end(lab: Lab) -> Iterator[Bar]:
         value=max(back),
         detail=f"{len(back)} restarts, median {statistics.median(back):.2f} s",
     )
-
-
-def _memcpy(kv: PromptKV, workers: ThreadPoolExecutor, threads: int) -> float:
-    """Seconds to copy as many bytes in private memory; each thread one piece."""
-    source, target = kv.memory()
-    edges = [kv.size_bytes * part // threads for part in range(threads + 1)]
-    pieces = list(itertools.pairwise(edges))
-    start = time.perf_counter()
-    list(workers.map(lambda piece: np.copyto(target[slice(*piece)], source[slice(*piece)]), pieces))
-    return time.perf_counter() - start

@@ -21,9 +21,9 @@ from kvferry.base.errors import StoreError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import open_client
-from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks, fill
 from kvferry_lab.bench.measure import Row, floors, measure
-from kvferry_lab.bench.server_probe import ServerProbe, fill
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.lab_server import LabServer, free_port
 
 __all__ = ["LabCertificate", "has_tls", "lab_certificate", "tls_values"]
@@ -91,12 +91,8 @@ def _ahead(name: str, native: Row, redis_py: Row) -> Bar:
     if native.gbps is None or redis_py.gbps is None:
         reason = native.error or redis_py.error or ""
         return Bar(name=name, target=_AHEAD, value=None, reason=reason)
-    return Bar(
-        name=name,
-        target=_AHEAD,
-        value=native.gbps / redis_py.gbps,
-        detail=f"{native.gbps:.2f} GB/s; redis-py {redis_py.gbps:.2f} GB/s",
-    )
+    detail = f"{native.gbps:.2f} GB/s; redis-py {redis_py.gbps:.2f} GB/s"
+    return Bar.of_pairs(name, _AHEAD, native.rates, redis_py.rates, detail)
 
 
 @cache

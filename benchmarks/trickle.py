@@ -10,10 +10,10 @@ drops: whoever asks for one waits for a long time, and is not refused.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from contextlib import suppress
-from typing import Self
+
+from kvferry_lab.bench.programs import LineProcess
 
 __all__ = ["Trickle"]
 
@@ -21,10 +21,9 @@ _HOST = "127.0.0.1"
 _PIECE_BYTES = 1 << 16
 _SHORT_BYTES = 4096
 _DROP_BYTES, _DROP_S = 1024, 0.05
-_STOP_S = 15.0
 
 
-class Trickle:
+class Trickle(LineProcess):
     """The relay.
 
     Args:
@@ -35,20 +34,8 @@ class Trickle:
     """
 
     def __init__(self, port: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.trickle", str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate(timeout=_STOP_S)
+        super().__init__([sys.executable, "-m", __name__, str(port)], name=__name__, stop_s=0.5)
+        self.port = int(self.first_line())
 
 
 async def _relay(store_port: int) -> None:

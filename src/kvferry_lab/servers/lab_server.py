@@ -1,4 +1,4 @@
-"""Servers that the lab starts: a Redis or Valkey that may be killed, and `kvferry serve-demo`.
+"""Servers that the lab starts: a Redis or Valkey that may be killed, a node, and serve-demo.
 
     with LabServer(find_server(), ["maxmemory 1gb"]) as server:
         server.config, server.kill(), server.restart(), server.suspend(), server.resume()
@@ -29,9 +29,10 @@ from kvferry.base.errors import DeadlineExceeded, ServerError, StoreError, Unava
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
 from kvferry.embedded.supervision import SupervisedServer
+from kvferry_lab.bench.programs import LineProcess
 from kvferry_lab.bench.server_probe import ServerProbe
 
-__all__ = ["HOST", "LabServer", "free_port", "served", "wait_until"]
+__all__ = ["HOST", "LabServer", "NodeProcess", "free_port", "served", "wait_until"]
 
 HOST = "127.0.0.1"
 _READY_TIMEOUT_S = 15.0
@@ -186,6 +187,23 @@ class LabServer:
                 return probe.info("server").get("process_id") == str(self.pid)
         except (OSError, ServerError, UnavailableError):  # not yet
             return False
+
+
+class NodeProcess(LineProcess):
+    """A `kvferry node` with a port of its own; it listens when this returns."""
+
+    def __init__(self, size_bytes: float) -> None:
+        words = ["node", "--log-level", "error", "--listen", f"{HOST}:0"]
+        command = [sys.executable, "-m", "kvferry.cli.main", *words]
+        size_gb = str(size_bytes / 1e9)
+        super().__init__(
+            [*command, "--size-gb", size_gb],
+            name="kvferry node",
+            stop_s=15.0,
+            signal=signal.SIGTERM,
+        )
+        port = int(self.first_line().rpartition(":")[2])
+        self.config = ClientConfig(host=HOST, port=port, same_host="tcp")
 
 
 @contextmanager
