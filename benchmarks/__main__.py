@@ -23,11 +23,6 @@ __all__ = ["main"]
 @click.option("--quick", is_flag=True, help="Tiny sizes: shows that it works, claims nothing.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a bar falls short.")
 @click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    help="Hit rates of this trace (see `kvferry trace replay`).  [default: a made one]",
-)
-@click.option(
     "--directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Files lie there, on the disk that is meant.  [default: that for temporary files]",
@@ -40,14 +35,13 @@ def bars(
     json_file: str | None,
     quick: bool,
     strict: bool,
-    trace: Path | None,
     directory: Path | None,
     only: tuple[str, ...],
 ) -> None:
     """Measure every promise about speed and recovery, on servers of its own, and say which hold."""
     groups = report.select(only)
     console = wide_console(to_stderr=json_file == "-")
-    lab = Lab(quick, trace, directory)
+    lab = Lab(quick, directory)
     facts = report.header(lab)
     say_facts(console, facts)
     measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))

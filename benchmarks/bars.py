@@ -30,8 +30,6 @@ _MIB = 1 << 20
 # Known reasons for a bar that falls short: the beginning of its name -> the reason. The longest
 # match is shown.
 NOTES: dict[str, str] = {
-    "checksum": "a checksum reads every byte once more, 0.05 to 0.1 s of CPU per GB; where server "
-    "and client fill all cores, nothing hides that",
     "retrieve of 313 x 4 MiB from Valkey 9, into buffers": "each chunk is copied from its page, "
     "0.07 s of CPU per GB; where server and client fill all cores, nothing hides that",
 }
@@ -119,12 +117,10 @@ class Lab:
 
     Attributes:
         quick: Everything tiny.
-        trace: Of hit rates; None: a made one.
         directory: Of files; None: that for temporary ones.
     """
 
     quick: bool = False
-    trace: Path | None = None
     directory: Path | None = None
 
     @property
