@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache.steps import Steps
-from kvferry.cache.store.store_tiers import StoreTier, open_tiers
 from kvferry.chunks.generation import shared_of
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
@@ -92,72 +91,52 @@ class IdentityShard:
         try:
             # The server's own is for engines that name none; this one has chosen.
             settings = config.cache.replace(chunk_size=identity.layout.chunk_size)
-            self.cache = TieredCache(identity, settings, memory=self.memory, open_stores=False)
+            self.cache = TieredCache(
+                identity,
+                settings,
+                memory=self.memory,
+                open_stores=False,
+                background=loop.in_background,
+                wraps=self._watched,
+                labels={"model": identity.model, "identity": identity.digest.hex()[:12]},
+            )
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
-        self.cache.in_background = loop.in_background
-        if self.cache.named is not None:
-            self.cache.named.prepare = self._watch_store
-        self.cache.metrics.labels = {
-            "model": identity.model,
-            "identity": identity.digest.hex()[:12],
-        }
         self.began = time.monotonic()
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
-        self._unopened = {store.name: "it is being opened" for store in config.cache.stores}
-        self.cache.clearing.unopened = self._unopened
         Guarded(self._open, "open", config.cache, errand=True).start()
 
     def _open(self, config: CacheConfig) -> None:
         """One store after the other; those that cannot be opened are left out."""
-        cache = self.cache
         try:
             for store in config.stores:
                 try:
-                    [tier] = open_tiers(
-                        [store], config, cache.identity, {}, cache.metrics, cache.clearing
-                    )
-                    self._watch_store(tier)
-                    cache.storer.begin(tier)
-                    cache.tiers.append(tier)
-                    del self._unopened[store.name]
+                    self.cache.open_store(store)
                 except Exception as error:  # code of others: a plug-in is imported
                     if not isinstance(error, KVFerryError):
                         noticed("open", error)
-                    self.problems[store.name] = self._unopened[store.name] = (
-                        str(error) or type(error).__name__
-                    )
+                    self.problems[store.name] = str(error) or type(error).__name__
                     _log.warning(
                         "%s goes on without store %s, which cannot be opened: %s",
                         self.identity.model,
                         store.name,
                         error,
                     )
-            if config.enable_controller:
-                self._share()
-            if not cache.available:  # it was closed meanwhile
-                for tier in cache.tiers:
-                    tier.close(0.0)
+            try:
+                self.cache.share(rank=0)  # one process has the chunks of all ranks
+            except (KVFerryError, OSError) as error:
+                self.problems["peers"] = self.cache.clearing.unopened["peers"] = str(error)
+                _log.warning("%s shares nothing: %s", self.identity.model, error)
         finally:
             self.opened.set()
 
-    def _watch_store(self, tier: StoreTier) -> None:
-        """What the store says wakes the loop, so that no thread waits for it."""
-        connector = tier.tier.connector
+    def _watched(self, connector: Connector) -> Connector:
+        """The connector of a store that wakes the loop when it is done: no thread waits for it."""
         notifying = NotifyingConnector(connector)
-        tier.tier.connector = cast(Connector, notifying)
         self._loop.watch(connector.event_fd(), notifying.drain)
-
-    def _share(self) -> None:
-        from kvferry.sharing.peers.instance import join  # for those alone who share
-
-        try:
-            join(self.cache, self._watch_store, rank=0)  # one process has the chunks of all ranks
-        except (KVFerryError, OSError) as error:
-            self.problems["peers"] = self._unopened["peers"] = str(error)
-            _log.warning("%s shares nothing: %s", self.identity.model, error)
+        return cast(Connector, notifying)
 
     @property
     def shared(self) -> bytes:

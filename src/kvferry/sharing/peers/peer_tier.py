@@ -172,6 +172,7 @@ def open_peer(
         cache.metrics,
         lets_go=True,
         clearing=cache.clearing,
+        wraps=cache.wraps,
     )
     tier.address = config.host.lower(), config.port
     tier.mark = PeerMark(connector, cache.clearing.newest)
