@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kvferry.cli.main import cli
 from kvferry.integrations.vllm.connector.explain import teller
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess

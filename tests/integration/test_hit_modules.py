@@ -15,9 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from kvferry import Identity, StoreConfig, TieredCache
 from kvferry.cache.interface import Cache
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
@@ -29,7 +31,8 @@ from support.vllm_halves import BLOCK, CHUNK, CHUNKS, LAYER_BYTES, LAYOUT, SOON_
 from support.vllm_shapes import PlainCopier
 
 HITS = 5  # what all of them pass counts
-CONNECTOR_MAX, SERVER_MAX = 45, 50
+CONNECTOR_MAX = {"memory": 45, "redis": 45}
+SERVER_MAX = {"memory": 50, "redis": 50}
 
 
 class Passed:
@@ -41,7 +44,7 @@ class Passed:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             name = frame.f_globals.get("__name__", "")
-            if name.startswith("kvferry."):
+            if name.startswith("kvferry.") and not name.startswith("kvferry.testing"):
                 self.modules.add(name)
 
 
@@ -54,7 +57,7 @@ def profiled() -> Iterator[Passed]:
         yield passed
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def of_hits(passed: Passed, hit: Callable[[int], None]) -> list[str]:
@@ -87,12 +90,13 @@ class Engine(Vllm):
         self.worker = WorkerHalf(cache, self.copier, chunk_blocks=2, load_timeout_s=SOON_S)
         self._count = 0
 
-    def hits(self, passed: Passed, store: TestServer) -> list[str]:
-        """What hits of the store pass; memory has nothing of them."""
+    def hits(self, passed: Passed, store: TestServer | None) -> list[str]:
+        """What hits of the store pass, or of memory."""
         for seed in range(HITS):
             self.compute(self.request(seed))
-        until(lambda: store.cli("DBSIZE") == HITS * CHUNKS + 1, SOON_S)
-        self.cache.clear(stores=False)
+        if store is not None:
+            until(lambda: store.cli("DBSIZE") == HITS * CHUNKS + 1, SOON_S)
+            self.cache.clear(stores=False)
 
         def hit(seed: int) -> None:
             request = self.request(seed)
@@ -108,28 +112,30 @@ class Engine(Vllm):
         super().close()
 
 
-def test_of_the_connector(valkey: TestServer) -> None:
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_of_the_connector(store: str, valkey: TestServer) -> None:
     with profiled() as passed:
         cache = TieredCache(
-            *(Identity(model="modules", layout=LAYOUT),),
-            remote_url=valkey.url,
+            Identity(model=f"modules of {store}", layout=LAYOUT),
+            remote_url=valkey.url if store == "redis" else None,
             max_local_cpu_size=0.01,
             recompute="never",
         )
         with closing(Engine(cache)) as engine:
-            modules = engine.hits(passed, valkey)
-    told("of vLLM's connector", modules)
-    assert len(modules) <= CONNECTOR_MAX
+            modules = engine.hits(passed, valkey if store == "redis" else None)
+    told(f"of {store} by vLLM's connector", modules)
+    assert len(modules) <= CONNECTOR_MAX[store]
 
 
-def test_through_a_server(valkey: TestServer, tmp_path: Path) -> None:
-    store = StoreConfig.of(type="redis", url=valkey.url)
-    settings = {"stores": (store,), "recompute": "never"}
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_through_a_server(store: str, valkey: TestServer, tmp_path: Path) -> None:
+    stores = (StoreConfig.of(type="redis", url=valkey.url),) if store == "redis" else ()
+    settings = {"stores": stores, "recompute": "never"}
     with profiled() as passed, running(tmp_path, cache=settings) as server:
-        identity = Identity(model="modules", layout=LAYOUT)
+        identity = Identity(model=f"modules of {store}", layout=LAYOUT)
         client = Client(identity, server.config.endpoints[0], timeout_s=SOON_S)
         with closing(Engine(client)) as engine:
             assert client.wait(SOON_S)
-            modules = engine.hits(passed, valkey)
-    told("through a server", modules)
-    assert len(modules) <= SERVER_MAX
+            modules = engine.hits(passed, valkey if stores else None)
+    told(f"of {store} through a server", modules)
+    assert len(modules) <= SERVER_MAX[store]

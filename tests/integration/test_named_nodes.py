@@ -15,7 +15,7 @@ from kvferry import TieredCache
 from kvferry.cache.store.store_tiers import space_of
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config.remote_sources import Address, node_in
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from kvferry.sharing.peers.lending import USER, LendingNode
 from kvferry.sharing.peers.named_nodes import NAME, NODES_MAX

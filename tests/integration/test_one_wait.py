@@ -20,7 +20,7 @@ from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from support.cache_server import running
 from support.cluster import Cluster

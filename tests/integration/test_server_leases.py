@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config import StoreConfig
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from kvferry.server import protocol as p
 from kvferry.server.server import Server
@@ -147,7 +147,7 @@ def test_asking_again_leases_once_and_for_longer(
 
 def test_a_burst_leases_a_part_of_what_an_engine_may_hold(tmp_path: Path) -> None:
     with served(tmp_path, pages=32) as (server, client):
-        prompts = [prompt(4 * CHUNK, seed=seed) for seed in range(6)]
+        prompts = [prompt(4 * CHUNK, seed=seed) for seed in range(1, 7)]
         for tokens in prompts:
             client.store(tokens, expected(tokens))
         for tokens in prompts:

@@ -190,7 +190,7 @@ def test_values_that_are_not_what_they_were_are_not_loaded(
 WORKER = """
 import sys
 from kvferry import TieredCache, Identity, KVLayout
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 
 layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)

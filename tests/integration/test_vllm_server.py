@@ -17,8 +17,8 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.blocks.copier import BlockCopier
-from kvferry.integrations.vllm.connector.finder import CacheFinder
 from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from support import clock

@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.integrations.vllm.connector.finder import CacheFinder
 from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support import clock

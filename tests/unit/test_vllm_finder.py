@@ -16,7 +16,7 @@ from kvferry.base.errors import ClosedError, UsageError
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.connector import ranks
 from kvferry.integrations.vllm.connector.explain import explained, running, teller
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from support.clock import now_s
 from support.stamps import until

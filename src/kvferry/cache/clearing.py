@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.chunks.generation import (
     after_clear,

@@ -9,8 +9,7 @@ from kvferry.base.errors import ConfigError, KVFerryError, UnavailableError
 from kvferry.cache.steps import Steps
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.coding import Coding
-from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.cache.store.tier import Tier
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.identity import Identity

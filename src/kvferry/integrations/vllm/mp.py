@@ -28,8 +28,8 @@ from typing import Any
 from kvferry.integrations.vllm.connector import factory
 from kvferry.integrations.vllm.connector.affinity import all_processors
 from kvferry.integrations.vllm.connector.factory import OpenRank
-from kvferry.integrations.vllm.connector.finder import CacheFinder
 from kvferry.integrations.vllm.connector.in_process import KvferryConnector
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings

@@ -39,7 +39,7 @@ from kvferry.cache.cost.load_or_compute import decide
 from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.explain import ChunkPlace, Explanation
 from kvferry.cache.interface import FLUSH_S, Cache
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.results import RequestLog
 from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.generation import (
     FIRST,

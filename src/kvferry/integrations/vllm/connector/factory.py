@@ -25,7 +25,7 @@ from kvferry.integrations.vllm.connector.affinity import (
     warn_of_no_processor_left,
 )
 from kvferry.integrations.vllm.connector.explain import teller
-from kvferry.integrations.vllm.connector.finder import CacheFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.rank_identity import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.connector.request_hashes import request_hashes
