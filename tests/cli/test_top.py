@@ -23,7 +23,7 @@ from kvferry.cli.top_page import page
 from kvferry.cli.top_watch import Watch, WatchHere, counters
 from kvferry.config.server import ServerConfig
 from kvferry.integrations.vllm.connector.explain import status_of
-from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
@@ -209,7 +209,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shown(engine: TieredCache, software: str, rank: int = 0) -> RankAnswers:
     """What a worker of an engine has."""
-    finder, status = BackendFinder([engine]), status_of(engine, software)
+    finder, status = CacheFinder(engine), status_of(engine, software)
     return RankAnswers(f"vllm-{os.getpid()}-{rank}", finder, status=status)
 
 
@@ -271,7 +271,7 @@ def test_processes_that_say_nothing_sensible_are_left_out(engine: TieredCache, h
     def fails() -> bytes:
         raise ValueError("of ours")
 
-    finder = BackendFinder([engine])
+    finder = CacheFinder(engine)
     others: list[Callable[[], bytes]] = [fails, lambda: b"[]", lambda: b"{", bytes]
     rows = [
         RankAnswers(f"vllm-{rank}", finder, status=status) for rank, status in enumerate(others)

@@ -14,7 +14,7 @@ from kvferry.connectors.memory import MemoryConnector
 from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Dispatcher, Later
-from kvferry.server.sessions.notifying_connector import NotifyingConnector
+from kvferry.server.sessions.shard import NotifyingConnector
 from kvferry.server.wait_queue import WaitQueue
 from support.engines import LAYOUT, memory_store
 from support.stamps import until

@@ -83,14 +83,25 @@ class ServerLink(Generic[R]):
         self._waiting = 0
         self.ended = False
 
-    def ask(self, request: Numbered, until: float) -> R:
+    def ask(
+        self,
+        request: Numbered,
+        until: float,
+        check: Callable[[], float] | None = None,
+    ) -> R:
         """Send a request and wait for its reply, until a moment of ``time.monotonic``.
+
+        Args:
+            request: Which.
+            until: The moment.
+            check: Called before waiting, and whenever the moment comes that it has said last; it
+                gives up by raising `LinkTimedOut`.
 
         Raises:
             Away: The link has ended, or the server takes no message.
             LinkTimedOut: There is no reply yet.
         """
-        return self.end_exchange(self.begin_exchange(request, until), request.id, until)
+        return self.end_exchange(self.begin_exchange(request, until), request.id, until, check)
 
     def begin_exchange(self, request: Numbered, until: float) -> Channel:
         """Send a request over a socket, which `end_exchange` has to give back.
@@ -110,10 +121,16 @@ class ServerLink(Generic[R]):
             raise
         return channel
 
-    def end_exchange(self, channel: Channel, request_id: int, until: float) -> R:
+    def end_exchange(
+        self,
+        channel: Channel,
+        request_id: int,
+        until: float,
+        check: Callable[[], float] | None = None,
+    ) -> R:
         """Wait for the reply; raises as `ask`."""
         try:
-            reply = self._receive(channel, request_id, until)
+            reply = self._receive(channel, request_id, until, check)
         except LinkTimedOut:
             if self._late is None:
                 channel.close()
@@ -150,9 +167,16 @@ class ServerLink(Generic[R]):
 
     # --- One exchange ---
 
-    def _receive(self, channel: Channel, request_id: int, until: float) -> R:
+    def _receive(
+        self,
+        channel: Channel,
+        request_id: int,
+        until: float,
+        check: Callable[[], float] | None,
+    ) -> R:
+        check_at = until if check is None else check()
         while True:
-            frame = channel.receive(until)
+            frame = channel.receive(min(until, check_at))
             if self.ended:
                 raise Away
             reply = self._read(frame) if frame is not None else None
@@ -161,7 +185,9 @@ class ServerLink(Generic[R]):
                     return reply
                 if self._late is not None:
                     self._late(reply)
-            if frame is None or time.monotonic() >= until:  # or a server that talks without end
+            if frame is None and check is not None and time.monotonic() < until:
+                check_at = check()
+            elif frame is None or time.monotonic() >= until:  # or a server that talks without end
                 raise LinkTimedOut
 
     # --- Sockets ---
