@@ -39,6 +39,7 @@ __all__ = [
 
 _SUFFIX = ".sock"
 _CONNECTIONS_MAX = 64
+_BORN_S = 1.0  # between the moments at which a socket has its name, and at which it listens
 
 
 class LocalCall(msgspec.Struct, array_like=True, frozen=True):
@@ -126,7 +127,7 @@ def local_names() -> list[str]:
         OSError: There is no folder.
     """
     paths = sorted(folder().glob(f"*{_SUFFIX}"))
-    return [path.name.removesuffix(_SUFFIX) for path in paths if not remove_if_left(path)]
+    return [path.name.removesuffix(_SUFFIX) for path in paths if not remove_if_left(path, _BORN_S)]
 
 
 def ask_local(name: str, what: str, body: bytes, limit_s: float) -> bytes:
