@@ -348,7 +348,7 @@ def meeting_a_peer_fails(fault: Fault) -> None:
         _closed=False, _node=lambda until: Address(), _again_at=0.0, _again_s=0.05,
         _counts={"fallbacks": 0}, _name="a peer",
     )  # fmt: skip
-    fault.breaks(one_sided, "meet")
+    fault.breaks(reads, "meet")
     connector._begin_to_meet()
     until(lambda: not connector._meeting and connector._again_at > 0, LIMIT_S)
     assert connector._counts["fallbacks"] == 1
