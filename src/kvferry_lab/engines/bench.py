@@ -53,6 +53,7 @@ _QUIET_S = 1.5  # nothing new in the store for so long: it is all there
 _QUIET_WITHIN_S = 60.0
 WORDS = range(300, 2000)  # token ids
 _TICK = [5, 6, 7]
+_PASSES = ("cold", "again", "memory", "warm")
 
 
 _PATH = click.Path(exists=True, path_type=Path)
@@ -174,12 +175,8 @@ class EngineRow:
         """For JSON: medians, and all that they are made of."""
         return {
             "integration": self.integration,
-            "ttft_cold_s": self.ttft_s("cold"),
-            "ttft_again_s": self.ttft_s("again"),
-            "ttft_memory_s": self.ttft_s("memory"),
-            "ttft_warm_s": self.ttft_s("warm"),
-            "e2e_cold_s": self.e2e_s("cold"),
-            "e2e_warm_s": self.e2e_s("warm"),
+            **{f"ttft_{which}_s": self.ttft_s(which) for which in _PASSES},
+            **{f"e2e_{which}_s": self.e2e_s(which) for which in ("cold", "warm")},
             "hit_tokens": self.hit_tokens(),
             "stored_bytes": self.stored_bytes(),
             "loaded_bytes": self.loaded_bytes(),
@@ -190,7 +187,7 @@ class EngineRow:
                     {name: value for name, value in asdict(one).items() if name != "tokens"}
                     for one in getattr(self, which)
                 ]
-                for which in ("cold", "again", "memory", "warm")
+                for which in _PASSES
             },
         }
 

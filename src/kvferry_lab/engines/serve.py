@@ -56,20 +56,13 @@ def say_serve_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """A table for people."""
     cells = [
         [
-            row["integration"],
-            row["store"],
-            *(number(row.get(name), 1) for name in _TAKEN),
-            row_hits(row),
+            *(row["integration"], row["store"], *(number(row.get(name), 1) for name in _TAKEN)),
+            number(row.get("hit_tokens"), 0),
         ]
         for row in rows
     ]
     columns = ("integration", "store", "mean TTFT ms", "p99 TTFT ms", "mean TPOT ms", "requests/s")
     console.print(table((*columns, "completed", "hit tokens"), cells))
-
-
-def row_hits(row: dict[str, Any]) -> str:
-    """Of the external cache, for the table."""
-    return number(row.get("hit_tokens"), 0)
 
 
 def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
