@@ -22,7 +22,7 @@ def test_only_what_is_new_is_told() -> None:
     assert deltas.take() == {}
     metrics.hit("redis", 512, 2048)
     metrics.retrieved(0.2)
-    metrics.pool(3, 8)
+    metrics.gauge("pool_pages", 8)
     told = deltas.take()
     assert told["counters"] == {
         "kvferry_tokens_hit": {"redis": 512},
@@ -50,7 +50,7 @@ def test_news_of_several_are_added_up_and_their_gauges_stay_apart() -> None:
         metrics = CacheMetrics()
         metrics.hit("l1", 10 * (rank + 1), 1)
         metrics.retrieved(0.5)
-        metrics.pool(rank, 8)
+        metrics.gauge("pool_pages_used", rank)
         add_deltas(total, MetricDeltas(metrics, str(rank)).take())
     assert total["counters"]["kvferry_tokens_hit"] == {"l1": 30}
     took_s, counts = total["histograms"]["kvferry_retrieve_seconds"][""]

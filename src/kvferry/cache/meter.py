@@ -17,6 +17,7 @@ from kvferry.cache.store.store_tiers import MEMORY, StoreTier
 from kvferry.cache.storer import Receipt, Receipts
 from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
+from kvferry.metrics.cache import ONE_SIDED
 
 __all__ = ["Meter"]
 
@@ -85,7 +86,8 @@ class Meter:
             metrics.count("prefill_saved_seconds", saved_s)
         for loaded in gathered.loads:
             for store, chunks in loaded.chunks.items():
-                metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)
+                metrics.observe("load_seconds", loaded.took_s, store)
+                metrics.count("load_bytes", chunks * chunk_bytes, store)
         if gathered.waited:
             metrics.count("single_flight_waits")
         missed = prompt.chunks - sum(counts.values())
@@ -115,14 +117,15 @@ class Meter:
         plan = gathered.plan
         assert plan is not None
         if gathered.reason == "cut":
-            self._metrics.decided("cut")
+            decision = "cut"
         elif not plan.wanted:
-            self._metrics.decided("recompute")
+            decision = "recompute"
         else:
             whole = plan.decision.reason in ("all", "unknown_prefill")
-            self._metrics.decided("load" if whole else "load_part")
+            decision = "load" if whole else "load_part"
             if not gathered.reason:
                 self._metrics.predicted("load", plan.decision.load_s, gathered.load_s)
+        self._metrics.count("decisions", label=decision)
 
     def stats(self) -> dict[str, Any]:
         """Everything countable."""
@@ -159,31 +162,30 @@ class Meter:
     def _gauges(self, metrics: CacheMetrics) -> None:
         cache = self._cache
         memory = cache.memory.cache.stats()
-        metrics.pool(memory["resident"], cache.memory.pages)
-        metrics.evicted(MEMORY, self._grown("evictions", memory["evictions"]))
+        writers = [store.writer for store in cache.tiers]
+        metrics.gauge("pool_pages_used", memory["resident"])
+        metrics.gauge("pool_pages", cache.memory.pages)
+        metrics.gauge("write_queue_chunks", sum(writer.queue_chunks for writer in writers))
+        metrics.gauge("write_queue_bytes", sum(writer.queue_bytes for writer in writers))
+        evicted = self._grown("evictions", memory["evictions"])
+        metrics.count("evicted_chunks", evicted, MEMORY)
         again = self._grown("evicted_then_missed", memory["evicted_then_missed"])
         metrics.count("evicted_then_missed_chunks", again, MEMORY)
-        metrics.write_queue(
-            sum(store.writer.queue_chunks for store in cache.tiers),
-            sum(store.writer.queue_bytes for store in cache.tiers),
-        )
         for store in cache.tiers:
             name, connector = store.tier.name, store.tier.connector
-            refuses = bool(store.writer.batches.problem)
-            metrics.store_state(name, available=connector.available, refuses=refuses)
+            metrics.gauge("store_available", int(connector.available), name)
+            metrics.gauge("store_refuses", int(bool(store.writer.batches.problem)), name)
             if (limit_bytes := store.capacity.limit_bytes) is not None:
-                metrics.store_state(
-                    name, used_bytes=store.capacity.used_bytes, capacity_bytes=limit_bytes
-                )
+                metrics.gauge("store_used_bytes", store.capacity.used_bytes, name)
+                metrics.gauge("store_capacity_bytes", limit_bytes, name)
             for counter, value in store.tier.counted().items():
                 if not isinstance(counter, str) or not isinstance(value, int):
                     continue  # of a plug-in
                 cause = _CAUSES.get(counter.removeprefix("refused_"))
                 if counter.startswith("refused_") and cause is not None:
                     metrics.count("corrupt_values", self._grown(f"{name} {counter}", value), cause)
-                elif counter.startswith("one_sided_"):
-                    what = counter.removeprefix("one_sided_")
-                    metrics.one_sided(name, what, self._grown(f"{name} {counter}", value))
+                elif counter in ONE_SIDED:
+                    metrics.count(counter, self._grown(f"{name} {counter}", value), name)
 
     def _grown(self, name: str, value: int) -> int:
         """By how much a counter has grown whose owner may have begun anew."""
