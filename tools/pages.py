@@ -20,7 +20,7 @@ INDEX = ROOT / "docs" / "README.md"
 
 _LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
-_GENERATED = re.compile(r"<!-- (settings|metrics)\b.*?<!-- end of \1 -->", re.DOTALL)
+_GENERATED = re.compile(r"<!-- (settings|metrics|decisions)\b.*?<!-- end of \1 -->", re.DOTALL)
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
