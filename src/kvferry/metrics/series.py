@@ -148,11 +148,16 @@ class Source(Protocol):
 
 
 def family_of(
-    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
+    prefix: str,
+    name: str,
+    kind: str,
+    text: str,
+    values: Mapping[str, float] | float,
+    label: str = "",
 ) -> Family:
     """A family of counters or gauges with these values, or one without a label."""
     given = dict(values) if isinstance(values, Mapping) else {"": values}
-    return Family(name, kind, text, label, values=given)
+    return Family(prefix + name, kind, text, label, values=given)
 
 
 Families = dict[str, Family]
