@@ -61,10 +61,7 @@ PREDICTED = ("load", "prefill")
 WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
 ONE_SIDED = ("one_sided_reads", "one_sided_bytes", "one_sided_expired", "one_sided_fallbacks")
 # What engines tell a cache server, which cannot know it.
-FROM_OTHERS = (
-    *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
-    *("kvferry_memory_seconds", "kvferry_memory_bytes"),
-)
+FROM_OTHERS = ("kvferry_ttft_share", "kvferry_memory_seconds", "kvferry_memory_bytes")
 _CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
 _OF_DEPLOYMENTS = ("tier", "store", "peer", "thread")  # labels with values that come later
 _GROWTH_MAX = 1 << 60  # by which an engine may say that a series has grown

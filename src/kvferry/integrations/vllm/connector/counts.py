@@ -87,7 +87,7 @@ class Counts:
     def __init__(self) -> None:
         self._cells = Cells(worker_families)
         shown = [count.series for count in COUNTS if count.text]
-        self._deltas = MetricDeltas(self, only=shown)
+        self._deltas = MetricDeltas(self, only=shown, begin=False)
         self._grown = False  # since the last report
 
     def add(self, name: str, value: float) -> None:
