@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     pack = commands.add_parser("pack")
     pack.add_argument("--python", default="python3.12", help="of the machine's version")
+    pack.add_argument("--only", default="", choices=["", "native", "vllm", "site"])
     for name in ("report", "part"):
         one = commands.add_parser(name)
         if name == "part":
@@ -37,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if chosen.command == "pack":
         from gpu_lane.pack import pack
 
-        pack(chosen.python)
+        pack(chosen.python, chosen.only)
         return 0
     from gpu_lane.report import HALVES, Options, run, run_part
 

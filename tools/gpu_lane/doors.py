@@ -39,6 +39,7 @@ _GB = 1 << 30
 _START_S, _SERVER_START_S, _STOP_S = 150.0, 40.0, 10.0
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
 _BATCHED = 8192
+_WEIGHTS_GB, _SPARE_GB = 18.0, 4.0  # with what a step needs beside them
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,26 @@ class Lane:
     Attributes:
         python: Their interpreter.
         device: "cuda" or "cpu".
+        device_gb: Its memory, GB of 2^30 bytes.
         environment: Their variables.
         model: A folder.
         block_size: Tokens of a block of the engine.
         logs: A folder, for what they print.
+        slow: How many times longer one may take to start.
     """
 
     python: Path
     device: str
+    device_gb: float
     environment: Mapping[str, str]
     model: Path
     block_size: int
     logs: Path
+    slow: float = 1.0
+
+    def room(self, kv_gb: float) -> int:
+        """How many engines fit, each with the weights of 8 billion parameters and such a KV."""
+        return max(1, int((self.device_gb - _SPARE_GB) / (_WEIGHTS_GB + kv_gb)))
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ class Engines:
             environment,
             one_process=True,
             threads=2,
-            limit_s=_START_S,
+            limit_s=_START_S * lane.slow,
             log=log,
         )
 
@@ -232,7 +241,7 @@ class _CacheServer(EngineChild):
             words += ["--l2-adapter", json.dumps({"type": "valkey", "url": door.store})]
         command = [sys.executable, "-m", "kvferry.cli.main", "server", *words]
         super().__init__(command, lane.logs / f"{os.getpid()}-server-{self.port}.log")
-        until = time.monotonic() + _SERVER_START_S
+        until = time.monotonic() + _SERVER_START_S * lane.slow
         while not _listens(self.port):
             if self._process.poll() is not None or time.monotonic() > until:
                 failed = self._failed("the cache server does not listen")

@@ -44,7 +44,6 @@ class Sizes:
         memory_gb, small_gb: Host memory of an engine in (c): for all of a round, and for less than
             a round, so that its prompts come out of the store every time.
         kv_gb: Of the device, in (c).
-        engines: How many the device has room for at a time.
         document, documents, answer: Of (d), tokens each.
         documents_kv_gb: Of the device, in (d).
         documents_gb: Host memory that holds all documents.
@@ -55,7 +54,6 @@ class Sizes:
     memory_gb: float
     small_gb: float
     kv_gb: float
-    engines: int
     document: int
     documents: int
     answer: int
@@ -69,7 +67,7 @@ def hits(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> None:
     longest = max(sizes.lengths) + 64
     rounds = max(sizes.lengths.values())
     with _stores(binary) as (url, clear):
-        for group in _groups(["vllm", "connector", "mp", "tier", "none"], sizes.engines):
+        for group in _groups(["vllm", "connector", "mp", "tier", "none"], lane.room(sizes.kv_gb)):
             doors = [Door(kind, sizes.memory_gb, "" if kind == "vllm" else url) for kind in group]
             with Engines(lane, doors, sheet, kv_gb=sizes.kv_gb, longest=longest) as engines:
                 _warm(engines, sizes)
@@ -166,10 +164,10 @@ def documents(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> N
             Door("connector", sizes.small_gb, url, name="connector, stores"),
             Door("mp", sizes.documents_gb),
         ]
-        for group in _groups(doors, min(3, sizes.engines)):  # all memories at once are too much
+        for group in _groups(doors, min(3, lane.room(sizes.documents_kv_gb))):
             if sheet.is_over(40.0):
                 return
-            with Engines(
+            with Engines(  # all at once would keep more than the machine has memory
                 lane, group, sheet, kv_gb=sizes.documents_kv_gb, longest=longest
             ) as engines:
                 _warm(engines, sizes)

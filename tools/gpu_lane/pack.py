@@ -61,23 +61,35 @@ _LEFT_OUT = (
     "vllm/model_executor/layers/quantization/utils/configs",
 )
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux2014_x86_64")
-# Every machine with a torch has these.
-_OF_ALL = ("linux-vdso", "ld-linux", "libc.so", "libm.so", "libstdc++", "libgcc_s")
+# Every machine has its own, which go together.
+_OF_ALL = (
+    "ld-linux",
+    "libc.so",
+    "libm.so",
+    "libpthread",
+    "libdl.",
+    "librt.",
+    "libstdc++",
+    "libgcc_s",
+)
 _WITH_LIBRARIES = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
 LD_LIBRARY_PATH=$here/lib exec "$here/{name}.program" "$@"
 """
 
 
-def pack(python: str) -> None:
-    """Make all of it anew.
+def pack(python: str, only: str = "") -> None:
+    """Make the archives anew.
 
     Args:
         python: Of the machine's version, 3.12, with headers.
+        only: One of them.
     """
     _CACHE.mkdir(parents=True, exist_ok=True)
     FOLDER.mkdir(exist_ok=True)
     for name, make in {"native": _native, "vllm": _vllm, "site": _site}.items():
+        if only not in ("", name):
+            continue
         target = FOLDER / f"{name}.tar.xz"
         target.write_bytes(_archive(make(python)))
         _say(f"{name}: {target.stat().st_size / 1e6:.1f} MB")
