@@ -185,6 +185,7 @@ def run_part(part: str, options: Options) -> None:
             "PYTHONHASHSEED": "0",  # vLLM 0.22 seeds its hashes with it
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "VLLM_LOGGING_COLOR": "0",
+            "TORCH_COMPILE_DISABLE": "1",  # eager: compiling takes longer than what is measured
         }
         lane = Lane(
             options.python,
