@@ -16,7 +16,7 @@ from kvferry import StoreConfig
 from kvferry.server import protocol as p
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, LAYOUT, MIB, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, prompt_of
 from support.scripted import Action, Command, MiniStore, Pieces, ScriptedServer, Silence, answer
 from support.stamps import until
 from support.views import ask
@@ -53,7 +53,7 @@ def besiege(peer: Peer, count: int = WAITING, seed: int = 1000) -> None:
     """Ask for so many prompts that are in the store, and wait for none."""
     for number in range(count):
         tokens = prompt(4 * CHUNK, seed=seed + number)
-        message = p.Retrieve(10_000 + number, peer.session, LONG_MS, hashes_of(tokens), len(tokens))
+        message = p.Retrieve(10_000 + number, peer.session, LONG_MS, prompt_of(tokens))
         peer.socket.send(p.encode(message))
 
 
@@ -66,16 +66,16 @@ def test_an_engine_that_waits_for_a_store_keeps_nobody_from_memory(
         here = prompt(8 * CHUNK, seed=1)
         assert modest.store(here) == 8
         for _ in range(1000):
-            leased = modest.want(p.Leased, p.Retrieve, hashes_of(here), 8 * CHUNK)
+            leased = modest.want(p.Leased, p.Retrieve, prompt_of(here))
             assert len(leased.pages) == 8
             assert modest.want(p.Count, p.Release, [leased.lease]).count == 1
         # What follows would have to come from the store, which is asked as long as there is time.
-        longer = hashes_of(here + prompt(4 * CHUNK, seed=2))
-        leased = soon(modest, p.Retrieve, longer, 12 * CHUNK)
+        longer = prompt_of(here + prompt(4 * CHUNK, seed=2))
+        leased = soon(modest, p.Retrieve, longer)
         assert len(leased.pages) == 8
         assert leased.reason in ("deadline", "unavailable")
         assert soon(modest, p.LookupRequest, longer).tiers["l1"] == 8
-        assert soon(modest, p.Pin, longer, 12 * CHUNK).count == 8
+        assert soon(modest, p.Pin, longer).count == 8
         assert modest.want(p.Report, p.Stats).report["engines"] == 2
         assert server.status()["protocol"]["waiting"] >= MOST  # of the other one
 
@@ -97,7 +97,7 @@ def test_waits_for_stores_hold_no_thread(tmp_path: Path) -> None:
         until(lambda: server.status()["protocol"]["waiting"] >= 4 * MOST, 30)
         threads = [one for one in threading.enumerate() if one.name.startswith("kvferry-stores")]
         assert len(threads) < 4 * MOST / 8
-        found = soon(peers[4].attach(), p.LookupRequest, hashes_of(prompt(4 * CHUNK, seed=9)))
+        found = soon(peers[4].attach(), p.LookupRequest, prompt_of(prompt(4 * CHUNK, seed=9)))
         assert isinstance(found, p.Found)
         assert server.status()["protocol"]["waiting"] >= 4 * MOST, "they wait all the same"
     # and the server has ended, with all that waited
@@ -119,8 +119,8 @@ def test_what_an_engine_has_too_much_of_is_answered_from_memory(server: CacheSer
             reply = peer.answer(timeout_s=20.0)
             assert isinstance(reply, p.Leased)
             assert (reply.pages, reply.reason) == ([], "unavailable")
-        longer = hashes_of(here + prompt(4 * CHUNK, seed=2))
-        leased = peer.want(p.Leased, p.Retrieve, longer, 12 * CHUNK)
+        longer = prompt_of(here + prompt(4 * CHUNK, seed=2))
+        leased = peer.want(p.Leased, p.Retrieve, longer)
         assert (len(leased.pages), leased.reason) == (8, "unavailable")
 
 
@@ -139,10 +139,10 @@ def test_a_process_has_one_share_of_the_pages_however_many_sessions(tmp_path: Pa
                 peer.map()
                 peer.want(p.Done, p.Attached)
             other.attach()
-            whole = hashes_of(prompt(pages * CHUNK))
+            whole = prompt_of(prompt(pages * CHUNK))
             reserved = [peer.want(p.ReservedPages, p.Reserve, whole) for peer in (one, two, three)]
             assert 0 < sum(len(each.pages) for each in reserved) <= pages // 2
-            got = other.want(p.ReservedPages, p.Reserve, hashes_of(prompt(pages * CHUNK, seed=1)))
+            got = other.want(p.ReservedPages, p.Reserve, prompt_of(prompt(pages * CHUNK, seed=1)))
             assert len(got.pages) >= pages // 5  # of three quarters, as all of it is written to
             one.want(p.Done, p.Abort, reserved[0].reservation)
             assert two.store(prompt(4 * CHUNK, seed=2)) == 4
@@ -185,7 +185,7 @@ def test_a_store_that_does_not_open_keeps_no_engine_waiting(
 
             def offered() -> bool:
                 later[:] = prompt(4 * CHUNK, seed=later[0])
-                reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(later))
+                reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(later))
                 peer.write(reserved, later)
                 return bool(peer.want(p.Committed, p.Commit, reserved.reservation).queued)
 

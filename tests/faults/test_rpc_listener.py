@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.base.errors import StoreError
+from kvferry.chunks.prompt import Prompt
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.rpc import listener
@@ -483,6 +484,7 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
 def test_hashes_of_the_longest_prompt_pass(endpoint: str) -> None:
     with Peer(endpoint) as peer:
         peer.attach()
-        found = peer.want(p.Found, p.LookupRequest, bytes(16 * p.HASHES_MAX))
+        longest = Prompt(bytes(16 * p.HASHES_MAX), CHUNK * p.HASHES_MAX, CHUNK)
+        found = peer.want(p.Found, p.LookupRequest, longest)
         assert found.tiers == {"l1": 0}
         assert hashes_of(prompt(CHUNK))

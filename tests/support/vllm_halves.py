@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.integrations.vllm.connector.finder import BackendFinder
 from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support import clock
@@ -35,14 +35,12 @@ class Vllm:
             **settings,
         }
         self.engine = TieredCache(Identity(model="halves", layout=LAYOUT), **given)
-        self.finder = BackendFinder([self.engine])
+        self.finder = CacheFinder(self.engine)
         self.scheduler = SchedulerHalf(
             self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=SOON_S
         )
         self.copier = PlainCopier(200, LAYOUT.layers, LAYER_BYTES)
-        self.worker = WorkerHalf(
-            self.engine, self.copier, chunk_size=CHUNK, chunk_blocks=2, load_timeout_s=3.0
-        )
+        self.worker = WorkerHalf(self.engine, self.copier, chunk_blocks=2, load_timeout_s=3.0)
         self._count = 0
 
     def hurry(self) -> None:

@@ -27,7 +27,13 @@ from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import Later, RequestRefused
 from kvferry.server.memory.pools import page_index
 from kvferry.server.sessions.registry import Registry
-from kvferry.server.sessions.sessions import Session, Sessions, Writing
+from kvferry.server.sessions.sessions import (
+    LOOKUP_LEASE_S,
+    LookupLease,
+    Session,
+    Sessions,
+    Writing,
+)
 from kvferry.server.sessions.shard import IdentityShard
 
 __all__ = ["Handlers"]
@@ -35,7 +41,6 @@ __all__ = ["Handlers"]
 T = TypeVar("T")
 
 _BEFORE = (p.Attached, p.Ping, p.Unregister)  # what a session may say before it is attached
-_HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
 # Requests of one session that may wait, for stores as a rule; one more is answered from memory. The
 # limit is below the sockets of a client (64), so some are always free for what memory can answer.
 _RUNNING_MAX = 48
@@ -103,8 +108,8 @@ class Handlers:
         # A client that cannot map the memory is another user's process, and is told nothing.
         if not session.attached and type(request) not in _BEFORE:
             raise RequestRefused("attach", "map the segment, lock its byte, and say so first")
-        generation = getattr(request, "generation", None)
-        if generation is not None and not session.shard.is_current(generation):
+        prompt = getattr(request, "prompt", None)
+        if prompt is not None and not session.shard.is_current(prompt.generation):
             return self._obsolete(session, request)
         return self._of[type(request)](session, request)
 
@@ -134,7 +139,7 @@ class Handlers:
     # --- Writing ---
 
     def _reserve(self, session: Session, request: p.Reserve) -> p.Reply | Later:
-        prompt = session.shard.prompt(request.hashes, generation=request.generation)
+        prompt = session.shard.prompt(request.prompt)
         first = min(max(0, request.first), prompt.chunks)
         if self.draining:
             return p.ReservedPages(request.id, 0, [], [], prompt.chunks - first)
@@ -201,12 +206,14 @@ class Handlers:
 
     def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
         shard = session.shard
-        what = (request.tokens, request.generation, request.about, request.source)
-        prompt = shard.prompt(request.hashes, *what)
+        prompt = shard.prompt(request.prompt)
         began = time.monotonic()
-        room = self._sessions.room(session, writing=False)
+        room = self._sessions.room(session)
         wanted = prompt.first(room)
-        ready, coming = shard.memory.cache.lookup(request.hashes)
+        asked = session.kept_for(prompt.hashes) if session.lookups else None
+        if asked is not None and (leased := self._loaded(session, request, prompt, asked)):
+            return leased
+        ready, coming = shard.memory.cache.lookup(prompt.hashes)
         asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
             lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
@@ -218,7 +225,7 @@ class Handlers:
 
         def gathered(found: Gathered | None) -> p.Reply:
             _check_open(session)
-            room = self._sessions.room(session, writing=False)
+            room = self._sessions.room(session)
             lease, handles = shard.memory.cache.acquire(prompt.first(room), self.config.lease_s)
             if found is None:
                 reason = "unavailable" if full else "deadline"
@@ -228,6 +235,22 @@ class Handlers:
         return self._later(
             session, self._gather(shard, prompt, request), gathered, _seconds_of(request)
         )
+
+    def _loaded(
+        self, session: Session, request: p.Retrieve, prompt: Prompt, asked: bytes
+    ) -> p.Reply | None:
+        """What a lookup has leased is loaded: the lookup counted it. None: there is not all of it.
+
+        Between the two leases nobody can evict.
+        """
+        cache, pages = session.shard.memory.cache, session.lookups[asked].pages
+        room = self._sessions.room(session) + pages
+        lease, handles = cache.acquire(prompt.first(room), self.config.lease_s)
+        session.let_go(asked)
+        if len(handles) < prompt.chunks:
+            cache.release(lease)
+            return None
+        return self._leased(session, request, prompt, lease, handles, room)
 
     def _gather(
         self, shard: IdentityShard, prompt: Prompt, request: p.Request
@@ -272,10 +295,10 @@ class Handlers:
 
     def _prefetch(self, session: Session, request: p.Prefetch) -> p.Reply | Later:
         shard = session.shard
-        prompt = shard.prompt(request.hashes, request.tokens, request.generation)
+        prompt = shard.prompt(request.prompt)
 
         def fetched(_: Gathered | None) -> p.Reply:
-            return p.Count(request.id, shard.memory.cache.lookup(request.hashes)[0])
+            return p.Count(request.id, shard.memory.cache.lookup(prompt.hashes)[0])
 
         work = self._gather(shard, prompt, request)
         found = self._later(session, work, fetched, _seconds_of(request))
@@ -288,14 +311,14 @@ class Handlers:
     def _pin(self, session: Session, request: p.Pin) -> p.Reply | Later:
         shard = session.shard
         # Like leases, pins count as held, and end with the session.
-        some = shard.prompt(request.hashes).first(self._sessions.room(session, writing=False))
-        wanted = shard.prompt(some, request.tokens, request.generation)
+        hashes = request.prompt.hashes
+        wanted = shard.prompt(request.prompt).cut(self._sessions.room(session))
 
         def pinned(_: Gathered | None) -> p.Reply:
             _check_open(session)
-            room = self._sessions.room(session, writing=False)
+            room = self._sessions.room(session)
             count = shard.memory.cache.pin(wanted.first(room))
-            session.pins.append((request.hashes, wanted.first(count)))
+            session.pins.append((hashes, wanted.first(count)))
             session.hold(count)
             return p.Count(request.id, count)
 
@@ -304,9 +327,8 @@ class Handlers:
         )
 
     def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
-        prompt = session.shard.prompt(request.hashes)
         for index, (hashes, pinned) in enumerate(session.pins):
-            if hashes == prompt.hashes:
+            if hashes == request.hashes:
                 del session.pins[index]
                 session.hold(-(len(pinned) // DIGEST_BYTES))
                 return p.Count(request.id, session.shard.memory.cache.unpin(pinned))
@@ -315,27 +337,19 @@ class Handlers:
     # --- Asking ---
 
     def _lookup(self, session: Session, request: p.LookupRequest) -> p.Reply | Later:
-        shard, hashes = session.shard, request.hashes
-        if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
-            ready, coming = shard.memory.cache.lookup(hashes)
-            cache = shard.cache
-            if cache.tiers and ready and cache.storer.looks:
-                cache.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
-            asks = request.stores and (cache.tiers or request.source)
-            if ready * DIGEST_BYTES == len(hashes) or not asks:
-                return p.Found(request.id, {"l1": ready}, coming, shard.shared)
-        prompt = shard.prompt(hashes, 0, request.generation, request.about, request.source)
+        shard, cache = session.shard, session.shard.cache
+        prompt = shard.prompt(request.prompt)
+        if request.lease:
+            return self._look_and_lease(session, request, prompt)
+        hashes = prompt.hashes
+        ready, coming = shard.memory.cache.lookup(hashes)  # what is most often asked
+        if cache.tiers and ready and cache.storer.looks:
+            cache.storer.observe(prompt, ready)
+        if ready == prompt.chunks or not (cache.tiers or prompt.source):
+            return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         size, limit_s = prompt.chunk_size, _seconds_of(request)
 
         def look() -> Steps[Lookup]:
-            if request.about:
-                return shard.cache.looking(
-                    prompt,
-                    None,
-                    touch=request.touch,
-                    limit_s=limit_s,
-                    begin=request.touch,  # a retrieve of what is found follows
-                )
             if request.touch:
                 return shard.cache.lookup_steps(prompt, limit_s)
             return shard.cache.looking(prompt, limit_s, touch=False)
@@ -344,17 +358,63 @@ class Handlers:
             if known is None:
                 ready, coming = shard.memory.cache.lookup(hashes)
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
-            left = known.tokens
-            if request.about and known.worth_tokens is not None:
-                left = known.worth_tokens
-            tiers = {}
-            for name, tokens in known.tiers.items():
-                tiers[name] = min(tokens, left) // size
-                left -= min(tokens, left)
+            tiers = {name: tokens // size for name, tokens in known.tiers.items()}
             coming = known.arriving_tokens // size
             return p.Found(request.id, tiers, coming, shard.shared, known.reason)
 
         return self._later(session, look, found, limit_s)
+
+    def _look_and_lease(
+        self, session: Session, request: p.LookupRequest, prompt: Prompt
+    ) -> p.Reply | Later:
+        """Bring what pays into memory, as a `Retrieve` does, and lease it until that comes."""
+        shard, began = session.shard, time.monotonic()
+        first, rest = prompt.behind_computed()  # the engine has these itself
+        ready, coming = shard.memory.cache.lookup(rest.hashes)
+        asks = shard.cache.tiers or rest.source
+        if (before := session.lookups.get(rest.hashes)) and ready >= before.pages:
+            return self._found(session, request, first, rest)  # asked again
+        if ready == rest.chunks or not (coming or asks):
+            if rest.chunks:
+                shard.cache.reader.from_memory(rest, ready, time.monotonic() - began)
+            return self._found(session, request, first, rest)
+        full = session.running >= _RUNNING_MAX
+
+        def gathered(found: Gathered | None) -> p.Reply:
+            _check_open(session)
+            if found is None:
+                found = Gathered(ready, bytearray(), reason="unavailable" if full else "deadline")
+            return self._found(session, request, first, rest, found)
+
+        work = self._gather(shard, rest, request)
+        return self._later(session, work, gathered, _seconds_of(request))
+
+    def _found(
+        self,
+        session: Session,
+        request: p.LookupRequest,
+        first: int,
+        rest: Prompt,
+        found: Gathered | None = None,
+    ) -> p.Reply:
+        """What is in memory of the rest behind the first chunks, leased as far as there is room.
+
+        What lies there beyond that is likely to be there in a moment, and counts too.
+        """
+        cache = session.shard.memory.cache
+        before = session.lookups.get(rest.hashes)
+        room = self._sessions.room(session, looking=True) + (before.pages if before else 0)
+        leased = rest.first(room)
+        seconds = min(LOOKUP_LEASE_S, self.config.lease_s)
+        lease, handles = cache.acquire(leased, seconds)
+        leased = leased[: len(handles) * DIGEST_BYTES]
+        session.keep(rest.hashes, LookupLease(lease, leased, time.monotonic() + seconds))
+        ready = cache.lookup(rest.hashes)[0]
+        loaded = found.chunks if found is not None else {}
+        tiers = {"l1": first + max(0, ready - sum(loaded.values())), **loaded}
+        reason = found.reason if found is not None else "never_stored"
+        reason = (reason or "evicted") if ready < rest.chunks else ""
+        return p.Found(request.id, tiers, 0, session.shard.shared, reason)
 
     def _stats(self, session: Session, request: p.Stats) -> p.Reply | Later:
         return self._later(
@@ -362,7 +422,7 @@ class Handlers:
         )
 
     def _explain(self, session: Session, request: p.Explain) -> p.Reply | Later:
-        prompt = session.shard.prompt(request.hashes, request.tokens, request.generation)
+        prompt = session.shard.prompt(request.prompt)
         limit_s = _seconds_of(request)
 
         def explain() -> dict[str, Any]:
@@ -398,6 +458,7 @@ class Handlers:
         if not request.stores:
             return p.Count(request.id, shard.cache.clear(stores=False))
         if not request.everybody:
+            session.let_all_go()
             # Chunks of this engine in memory leave when there is need, others use the rest.
             count = shard.memory.cache.clear() if shard.memory.engines == 1 else 0
             if any(ended):  # all engines of the identity share the first one
@@ -419,8 +480,8 @@ class Handlers:
             case p.Retrieve():
                 return p.Leased(id, 0, [], {"l1": 0}, "never_stored", 0.0, 0.0, shared)
             case p.Reserve():
-                chunks = len(request.hashes) // DIGEST_BYTES
-                return p.ReservedPages(id, 0, [], [], max(0, chunks - max(0, request.first)))
+                left = max(0, request.prompt.chunks - request.first)
+                return p.ReservedPages(id, 0, [], [], left)
             case p.Explain():
                 raise RequestRefused("usage", "everything was cleared meanwhile; ask again")
         return p.Count(id, 0)
