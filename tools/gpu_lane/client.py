@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from benchmarks.lab_cluster import LabCluster
 from gpu_lane.sheet import Sheet
+from gpu_lane.stores import SERVERS, Stores
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
 from kvferry_lab.bench.clients import open_client
@@ -24,7 +24,6 @@ from kvferry_lab.servers.lab_server import LabServer
 __all__ = ["client"]
 
 _CONNECTIONS = (4, 16, 1)  # what says most first
-_SHARDS = 4
 _ROUNDS = 3
 _FLOOR_DIGITS = 10  # kvferry-floor makes its keys: a prefix and so many digits
 _POINT_S = 4.0  # what one row takes at most
@@ -42,9 +41,9 @@ def client(sheet: Sheet, binaries: Sequence[ServerBinary], size_bytes: int, coun
                     _points(sheet, f"one {binary.kind}, {way}", config, size_bytes, count)
         if sheet.is_over(3 * _POINT_S):
             return
-        with LabCluster(binary, shards=_SHARDS) as cluster:
-            name = f"{_SHARDS} {binary.kind}"
-            tcp = cluster.config.replace(same_host="tcp")
+        with Stores(binary) as stores:
+            name = f"{SERVERS} {binary.kind}"
+            tcp = stores.config.replace(same_host="tcp")
             _points(sheet, f"{name}, TCP", tcp, size_bytes, 2 * count)
 
 

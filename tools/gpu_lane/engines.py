@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from benchmarks.lab_cluster import LabCluster
 from gpu_lane.doors import Door, Engines, Lane, write_model
 from gpu_lane.sheet import Sheet, spread
+from gpu_lane.stores import Stores
 from kvferry.embedded.program import ServerBinary
 from kvferry_lab.bench.clients import config_url
 from kvferry_lab.bench.intervals import percentile
-from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.engines.engine_process import EngineProcess
 
 __all__ = ["Sizes", "documents", "hits", "same_tokens"]
 
-_SERVERS = 4
 _WORDS = range(300, 31_000)  # token ids
 _SAVE_S = 0.3  # to save 8,192 tokens, and more in proportion
 _OTHERS, _OTHERS_TOKENS, _LATE = 8, 160, 20
@@ -66,7 +63,8 @@ def hits(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> None:
     """(c)."""
     longest = max(sizes.lengths) + 64
     rounds = max(sizes.lengths.values())
-    with _stores(binary) as (url, clear):
+    with Stores(binary) as stores:
+        url = config_url(stores.config)
         for group in _groups(["vllm", "connector", "mp", "tier", "none"], lane.room(sizes.kv_gb)):
             doors = [Door(kind, sizes.memory_gb, "" if kind == "vllm" else url) for kind in group]
             with Engines(lane, doors, sheet, kv_gb=sizes.kv_gb, longest=longest) as engines:
@@ -74,7 +72,7 @@ def hits(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> None:
                 found: _Found = defaultdict(lambda: defaultdict(list))
                 for turn in range(rounds):
                     if turn + 1 < rounds or group[0] != "vllm":
-                        clear()  # the last round of the first group stays in the store
+                        stores.clear()  # the last round of the first group stays in the store
                     for length, times in sizes.lengths.items():
                         if turn >= rounds - times and not sheet.is_over(5.0):
                             _round(engines, turn, length, found)
@@ -157,7 +155,8 @@ def _tell(sheet: Sheet, found: _Found) -> None:
 def documents(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> None:
     """(d), and (e) on the same engines."""
     longest = sizes.document + sizes.answer + 64
-    with _stores(binary) as (url, _):
+    with Stores(binary) as stores:
+        url = config_url(stores.config)
         doors = [
             Door("none"),
             Door("connector", sizes.documents_gb),
@@ -246,19 +245,6 @@ def same_tokens(sheet: Sheet, lane: Lane, sizes: Sizes) -> None:
                     )
                 except Exception as error:
                     engines.give_up(name, error)
-
-
-@contextmanager
-def _stores(binary: ServerBinary) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The URL of four servers, and what empties them."""
-    with LabCluster(binary, shards=_SERVERS) as cluster:
-
-        def clear() -> None:
-            for node in cluster.nodes:
-                with ServerProbe(node.config) as probe:
-                    probe.command("FLUSHALL")
-
-        yield config_url(cluster.config), clear
 
 
 def _groups(all_of_them: list[_Any], each: int) -> list[list[_Any]]:

@@ -119,7 +119,7 @@ def _native(python: str) -> Files:
         _run(build / "bin" / "python", *_PIP, "install", "cmake", "ninja")
     wheels = _CACHE / "ours"
     shutil.rmtree(wheels, ignore_errors=True)
-    settings = f"--config-settings=build-dir={_CACHE / 'native'}"
+    settings = f"--config-settings=build-dir={ROOT / 'build' / 'gpu-native'}"
     make = [*_PIP, "wheel", "--no-build-isolation", "--no-deps", settings, "-w", wheels, ROOT]
     _run(build / "bin" / "python", *make, first=build / "bin")
     with zipfile.ZipFile(next(wheels.glob("kvferry-*.whl"))) as wheel:
