@@ -26,8 +26,7 @@ from functools import partial
 from typing import Any
 
 from kvferry.base.errors import ConfigError, KVFerryError, UsageError
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Verb
+from kvferry.client.batch import BatchResult, Status, Verb
 from kvferry.connectors.base import Space, Usage
 from kvferry.connectors.calls import status_of
 from kvferry.connectors.frame import HEADER_BYTES, Frame
