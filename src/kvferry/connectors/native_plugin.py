@@ -27,8 +27,7 @@ from typing import Any
 
 from kvferry import _native
 from kvferry.base.errors import ConfigError, KVFerryError, UsageError
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Verb
+from kvferry.client.batch import BatchResult, Status, Verb
 from kvferry.connectors.base import Space, Usage
 from kvferry.connectors.calls import status_of
 from kvferry.connectors.native_calls import Calls

@@ -29,10 +29,18 @@ from typing import Any, Self, cast
 
 from kvferry.base.errors import BadBufferError, ClosedError, ConfigError, ServerError
 from kvferry.client import buffers as _buffers
-from kvferry.client.batch import BatchResult, Status, only
+from kvferry.client.batch import (
+    LIMIT_S_MAX,
+    BatchResult,
+    Operation,
+    Status,
+    Verb,
+    checked_timeout,
+    only,
+    ttl_ms,
+)
 from kvferry.client.buffers import BufferLike
 from kvferry.client.methods import KeyMethods
-from kvferry.client.operation import LIMIT_S_MAX, Operation, Verb, checked_timeout, ttl_ms
 from kvferry.client.pure.batch import (
     GET_WINDOW_BYTES,
     Batch,

@@ -29,10 +29,9 @@ from msgspec.structs import replace
 from kvferry import _native
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded
-from kvferry.client.batch import BatchResult, Status
+from kvferry.client.batch import BatchResult, Operation, Status, Verb
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
 from kvferry.client.dlpack import view_memory
-from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.config.url import show_endpoint
 from kvferry.connectors.base import Space, Ticket
