@@ -81,10 +81,10 @@ def test_what_a_client_cannot_be_told_is_said() -> None:
     with pytest.raises(NotMeasured, match="tls_server_name"):
         open_client("redis-py", ClientConfig(host="cache", **TLS))
     cluster = ClientConfig(host="cache", topology="cluster")
-    for kind in ("redis-py-async", "glide", "lmcache", "memtier"):
+    for kind in ("redis-py-async", "glide", "lmcache"):
         with pytest.raises(NotMeasured, match="not on a cluster"):
             open_client(kind, cluster)
-    for kind in ("glide", "lmcache", "memtier"):
+    for kind in ("glide", "lmcache"):
         with pytest.raises(NotMeasured, match="without TLS only"):
             open_client(kind, ClientConfig(tls=True))
     with pytest.raises(ProgramError, match="has a password"):

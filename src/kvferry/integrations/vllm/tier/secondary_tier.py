@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvferry.base.errors import UsageError
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.results import RequestLog
 from kvferry.cache.store.coding import Coding, coder_bytes_s
 from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
