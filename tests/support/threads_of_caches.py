@@ -26,11 +26,11 @@ from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.native import provide_to
 from kvferry.client.pure import tls
-from kvferry.connectors import one_sided
 from kvferry.connectors.base import Space
 from kvferry.connectors.calls import CallJob, CallQueue
 from kvferry.connectors.file import FileConnector
 from kvferry.connectors.native_calls import Calls
+from kvferry.connectors.one_sided import reads
 from kvferry.sharing.peers import named_nodes as named
 from kvferry.sharing.peers.instance import Sharing
 from support import clock
@@ -296,13 +296,13 @@ def meeting_a_peer_fails(fault: Fault) -> None:
     class Address:
         address = "nowhere"
 
-    connector = one_sided.OneSidedConnector.__new__(one_sided.OneSidedConnector)
+    connector = reads.OneSidedConnector.__new__(reads.OneSidedConnector)
     vars(connector).update(
         _lock=threading.Lock(), _agent=Agent(), config=Address(), _contact=None, _meeting=False,
         _closed=False, _node=lambda until: Address(), _again_at=0.0, _again_s=0.05,
         _counts={"fallbacks": 0}, _name="a peer",
     )  # fmt: skip
-    fault.breaks(one_sided, "meet")
+    fault.breaks(reads, "meet")
     connector._begin_to_meet()
     until(lambda: not connector._meeting and connector._again_at > 0, LIMIT_S)
     assert connector._counts["fallbacks"] == 1

@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,9 @@ class Server:
 # --- Metrics ---
 
 
+_family = partial(family_of, "kvferry_server_")
+
+
 def _families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
     """What the server itself counts, beside what each identity's cache does."""
     protocol, pool = status["protocol"], status["pool"]
@@ -301,12 +305,6 @@ def _families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
         _family("ready", "gauge", "1: engines are served.", int(ready)),
         _family("thread_failures", "counter", "Faults in threads.", failures(), "thread"),
     ]
-
-
-def _family(
-    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
-) -> Family:
-    return family_of(f"kvferry_server_{name}", kind, text, values, label)
 
 
 # --- Reload ---

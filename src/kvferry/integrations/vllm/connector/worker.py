@@ -36,7 +36,7 @@ from kvferry.integrations.vllm.connector.counts import Counts
 from kvferry.integrations.vllm.connector.interfaces import Copier, LoadJob, Work
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.step_times import HostSteps, Steps
-from kvferry.metrics.deltas import MetricDeltas
+from kvferry.metrics.deltas import MetricDeltas, add_deltas
 
 __all__ = ["WorkerHalf"]
 
@@ -257,10 +257,11 @@ class WorkerHalf:
     # --- What it tells ---
 
     def deltas(self) -> dict[str, Any]:
-        """What the cache has counted since the last call; {} if that was just now."""
+        """What was counted here since the last call, and now and then what the cache has counted,
+        as `MetricDeltas` tells it."""
         now = time.monotonic()
         if now < self._deltas_at:
-            return {}
+            return self.counts.take()
         self._deltas_at = now + _DELTAS_EVERY_S
         taken = self._deltas.take()
         counters = taken.get("counters", {})
@@ -270,6 +271,7 @@ class WorkerHalf:
         for name, count in (("written_chunks", written), ("refused_chunks", refused)):
             if count:
                 self.counts.add(name, count)
+        add_deltas(taken, self.counts.take())
         return taken
 
     # --- The end ---
