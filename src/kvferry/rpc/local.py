@@ -1,8 +1,6 @@
 """Processes of one user on one host ask each other, by sockets in the folder that they share.
 
-    side = LocalService("vllm-1234-0", answers, threads=8)    # who is asked
-    ask_local("vllm-1234-0", "status", b"", limit_s=2.0)    # who asks
-    local_names()                                           # who is there
+`LocalService` answers under a name, `ask_local` asks, and `local_names` says who is there.
 
 Whoever may enter the folder could read its secret as well (`kvferry.base.local_secret`), so nobody
 has to prove that he knows it; both ends of a connection look that the other is of this user. What
