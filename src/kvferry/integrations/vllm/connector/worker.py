@@ -30,7 +30,6 @@ from msgspec.structs import replace
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
 from kvferry.cache.interface import Cache
-from kvferry.cache.status_socket import StatusSocket
 from kvferry.client.buffers import BufferLike
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
@@ -119,7 +118,6 @@ class WorkerHalf:
         self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
-        self.status_socket: StatusSocket | None = None  # on the cache; closed with this
 
     # --- A step ---
 
@@ -303,8 +301,6 @@ class WorkerHalf:
         if self._closing:
             return
         self._closing = True
-        if self.status_socket is not None:
-            self.status_socket.close()
         until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
         lost = self._saver.close(until)
