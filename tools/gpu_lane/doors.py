@@ -138,9 +138,10 @@ class Engines:
         self._sheet.row("engines are open", names=" ".join(self.open), s=time.monotonic() - began)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end = EngineProcess.close if kind is None else EngineProcess.kill
         with ThreadPoolExecutor(max(1, len(self.open))) as pool:
-            list(pool.map(EngineProcess.close, self.open.values()))
+            list(pool.map(end, self.open.values()))
         self._stack.close()
 
     def each(self, turn: int) -> Iterator[tuple[str, EngineProcess]]:
