@@ -33,7 +33,7 @@ from kvferry.embedded.program import ServerBinary, find_server
 __all__ = ["HALVES", "LIMITS_S", "PROFILES", "Options", "run", "run_part"]
 
 # Seconds. In each half the part that says most comes first.
-LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 235, "same": 50}
+LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 250, "same": 45}
 HALVES = {
     "1": ("check", "hits", "client", "blocks"),
     "2": ("documents", "same"),
