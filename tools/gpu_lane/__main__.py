@@ -1,7 +1,7 @@
 """What travels to a GPU machine, and the report that is made there.
 
 PYTHONPATH=tools python -m gpu_lane pack --python python3.12
-PYTHONPATH=tools:. python -m gpu_lane report --half 1 --out FOLDER
+PYTHONPATH=tools python -m gpu_lane report --half 1 --out FOLDER
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ PROFILES = {
         Sizes(
             lengths={512: 2, 1024: 1},
             memory_gb=0.0625,
-            small_gb=0.005,
+            small_gb=0.0026,
             kv_gb=1.0,
             document=1024,
             documents=2,

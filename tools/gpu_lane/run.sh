@@ -28,7 +28,7 @@ UNPACK
   touch "$place/done"
 fi
 cp "$place"/native/_native.*.so src/kvferry/
-export PYTHONPATH="$PWD/tools:$PWD/src:$PWD:${GPU_LANE_VLLM:-$place/vllm}:$place/site"
+export PYTHONPATH="$PWD/tools:$PWD/src:${GPU_LANE_VLLM:-$place/vllm}:$place/site"
 export PATH="$place/native/servers:$PATH" KVFERRY_BIN_DIR="$place/native"
 export KVFERRY_SERVER_BINARY="$place/native/servers/valkey-server"
 cuda=$(python3 -c "import importlib.util as u; s = u.find_spec('nvidia'); \
