@@ -26,6 +26,7 @@ UNPACK
   done
   python3 -m compileall -q -j 0 "$place/vllm" "$place/site" src >/dev/null 2>&1
   touch "$place/done"
+  echo "== unpacked within $SECONDS s"
 fi
 cp "$place"/native/_native.*.so src/kvferry/
 export PYTHONPATH="$PWD/tools:$PWD/src:${GPU_LANE_VLLM:-$place/vllm}:$place/site"
@@ -33,7 +34,8 @@ export PATH="$place/native/servers:$PATH" KVFERRY_BIN_DIR="$place/native"
 export KVFERRY_SERVER_BINARY="$place/native/servers/valkey-server"
 cuda=$(python3 -c "import importlib.util as u; s = u.find_spec('nvidia'); \
 print(':'.join(f'{p}/cu13/lib' for p in s.submodule_search_locations) if s else '')")
-export LD_LIBRARY_PATH="$place/lib:$cuda:${LD_LIBRARY_PATH:-}"
+export LD_LIBRARY_PATH="$place/lib:$cuda:${LD_LIBRARY_PATH:-}:/usr/local/nvidia/lib64"
+export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 export PYTHONUNBUFFERED=1 CUDA_MODULE_LOADING=LAZY
 export TRITON_CACHE_DIR="$place/triton" VLLM_CACHE_ROOT="$place/vllm-cache" HOME="${HOME:-/root}"
 ulimit -n 65536 2>/dev/null; ulimit -l unlimited 2>/dev/null
