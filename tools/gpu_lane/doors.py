@@ -36,7 +36,7 @@ __all__ = ["Door", "Engines", "Lane", "write_model"]
 
 _OURS = "kvferry.integrations.vllm"
 _GB = 1 << 30
-_START_S, _SERVER_START_S, _STOP_S = 150.0, 40.0, 10.0
+_START_S, _SERVER_START_S, _STOP_S = 100.0, 40.0, 10.0
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
 _BATCHED = 8192
 _WEIGHTS_GB, _SPARE_GB = 18.0, 4.0  # with what a step needs beside them
