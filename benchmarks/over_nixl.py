@@ -21,8 +21,8 @@ from statistics import median
 from kvferry.cache.memory import Memory
 from kvferry.config import ClientConfig
 from kvferry.connectors import Space
-from kvferry.connectors.nixl_agent import NixlAgent
-from kvferry.connectors.one_sided import OneSidedConnector
+from kvferry.connectors.one_sided.nixl_agent import NixlAgent
+from kvferry.connectors.one_sided.reads import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.sharing.peers.lending import USER, LendingNode, OneSided
 from kvferry_lab.bench.intervals import Interval, in_turn, ratios
