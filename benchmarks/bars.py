@@ -23,16 +23,9 @@ from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.same_host import tcp_config
 
-__all__ = ["NOTES", "Bar", "Lab", "Target", "run_bars"]
+__all__ = ["Bar", "Lab", "Target", "run_bars"]
 
 _MIB = 1 << 20
-
-# Known reasons for a bar that falls short: the beginning of its name -> the reason. The longest
-# match is shown.
-NOTES: dict[str, str] = {
-    "retrieve of 313 x 4 MiB from Valkey 9, into buffers": "each chunk is copied from its page, "
-    "0.07 s of CPU per GB; where server and client fill all cores, nothing hides that",
-}
 
 
 @dataclass(frozen=True)
@@ -98,16 +91,9 @@ class Bar:
         """Whether it does not hold, and could have."""
         return not (self.holds or self.undecided or self.skipped)
 
-    def why(self) -> str:
-        """For a bar that falls short: the reason, as far as it is known."""
-        if self.holds or self.reason:
-            return self.reason
-        matches = [begin for begin in NOTES if self.name.startswith(begin)]
-        return NOTES[max(matches, key=len)] if matches else ""
-
     def to_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
-        verdict = {"holds": self.holds, "undecided": self.undecided, "reason": self.why()}
+        verdict = {"holds": self.holds, "undecided": self.undecided, "reason": self.reason}
         return {**asdict(self), "target": str(self.target), "unit": self.target.unit, **verdict}
 
 

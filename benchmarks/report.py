@@ -57,7 +57,7 @@ def header(lab: Lab) -> dict[str, Any]:
 def say_bar(console: Console, bar: Bar, quick: bool) -> None:
     """One line as soon as it is known."""
     console.print(
-        f"{_verdict(bar, quick):<11} {bar.name}: {_value(bar)} ({bar.detail or bar.why()})",
+        f"{_verdict(bar, quick):<11} {bar.name}: {_value(bar)} ({bar.detail or bar.reason})",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -73,7 +73,7 @@ def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
     if quick:
         title = "quick run: the programs work; these are no figures"
     rows = [
-        (bar.name, str(bar.target), _value(bar), _verdict(bar, quick), bar.why()) for bar in bars
+        (bar.name, str(bar.target), _value(bar), _verdict(bar, quick), bar.reason) for bar in bars
     ]
     console.print(title, highlight=False)
     columns = ("bar", "target", "measured", "verdict", "reason")

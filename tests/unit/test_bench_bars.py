@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import bars, report, rival
+from benchmarks import report, rival
 from benchmarks.bars import Bar, Lab, Target, run_bars
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry_lab.bench.intervals import Interval
@@ -43,17 +43,6 @@ def test_what_was_skipped_neither_holds_nor_falls_short() -> None:
     said = shown.export_text()
     assert "skipped     a: not measured (no TLS here)" in said
     assert "1 of 1 bars hold, 1 skipped" in said
-
-
-def test_the_longest_known_reason_is_shown_for_a_shortfall_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bars, "NOTES", {"GET": "general", "GET 4": "special"})
-    assert Bar(name="GET 4 MiB", target=AT_LEAST, value=0.5).why() == "special"
-    assert Bar(name="GET 1 MiB", target=AT_LEAST, value=0.5).why() == "general"
-    assert Bar(name="GET 4 MiB", target=AT_LEAST, value=1.0).why() == ""
-    assert Bar(name="SET 4 MiB", target=AT_LEAST, value=0.5).why() == ""
-    assert Bar(name="GET 4 MiB", target=AT_LEAST, value=None, reason="gone").why() == "gone"
 
 
 def test_a_group_that_fails_is_a_bar_that_falls_short() -> None:
@@ -107,4 +96,4 @@ def test_without_lmcache_its_bars_are_skipped_and_say_how_to_have_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (bar,) = run_bars([rival.rival_client], Lab(quick=True))
     assert bar.skipped
-    assert "engine_lane vllm-lmcache" in bar.why()
+    assert "engine_lane vllm-lmcache" in bar.reason

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from kvferry_lab.bench.intervals import Interval, percentile, ratios
+from kvferry_lab.bench.intervals import Interval, in_turn, percentile, quantile, ratios
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,22 @@ def test_pairs_need_a_neighbour_each() -> None:
     assert ratios([2.0, 9.0], [4.0, 3.0]) == [0.5, 3.0]
     with pytest.raises(ValueError, match="shorter"):
         ratios([1.0], [])
+
+
+def test_measures_take_turns_and_warm_ups_do_not_count() -> None:
+    said: list[str] = []
+
+    def measure(name: str) -> int:
+        said.append(name)
+        return len(said)
+
+    ours, theirs = in_turn(3, lambda: measure("a"), lambda: measure("b"))
+    assert "".join(said) == "baabbaab", "every other round is backwards, the first does not count"
+    assert (ours, theirs) == ([3, 6, 7], [4, 5, 8])
+    assert in_turn(0, lambda: 1, warm_ups=0) == [[]]
+
+
+def test_a_quantile_lies_between_values() -> None:
+    assert quantile([4.0, 1.0, 2.0, 3.0], 0.25) == pytest.approx(1.75)
+    assert quantile([5.0], 0.99) == 5.0
+    assert quantile([], 0.5) is None
