@@ -210,7 +210,7 @@ class Handlers:
         began = time.monotonic()
         room = self._sessions.room(session)
         wanted = prompt.first(room)
-        asked = session.kept_for(prompt.hashes) if session.lookups else None
+        asked = session.kept_for(prompt.hashes) if session.lookups and prompt.chunks else None
         if asked is not None and (leased := self._loaded(session, request, prompt, asked)):
             return leased
         ready, coming = shard.memory.cache.lookup(prompt.hashes)
