@@ -44,7 +44,7 @@ OTHERS = {
     "redis-cli and Valkey": ("--askpass", "--bigkeys", "src/commands", "tclsh"),
     "Linux, systemd, processors": (
         *("PR_SET_DUMPABLE", "PR_SET_PDEATHSIG", "kernel.yama.ptrace_scope", "shmem_enabled"),
-        *("st_ctime", "ulimit"),
+        *("st_ctime",),
         *("LimitCORE", "RemoveIPC", "logind.conf"),
         *("io_uring_enter", "pthread_exit", "strtoul", "virtio_net_hdr"),
     ),
