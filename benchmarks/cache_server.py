@@ -33,7 +33,7 @@ class CacheServer:
         self._log = directory / "log"
         self._command = [
             *(sys.executable, "-m", "kvferry.cli.main", "server", "--no-tcp", "--no-http"),
-            *("--ipc", str(self._socket), "--l1-size-gb", str(pool_gb), "--client-share", "1"),
+            *("--ipc", str(self._socket), "--l1-size-gb", str(pool_gb)),
             *("--shm-name", f"kvferry-bench-{os.getpid()}", *arguments),
         ]
         self._process: subprocess.Popen[bytes] | None = None

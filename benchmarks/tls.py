@@ -71,7 +71,6 @@ def _tls_server(lab: Lab, name: str) -> Iterator[ClientConfig]:
                 port=port,
                 tls=True,
                 tls_ca_file=made.cert_file,
-                tls_min_version="1.3",
             )
 
 

@@ -13,6 +13,7 @@ from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.cluster import REFRESH_MIN_S
+from kvferry.config import ClientConfig
 from support import clock
 from support.cluster import Cluster, key_slot
 from support.pure import MIB, payload
@@ -20,6 +21,7 @@ from support.scripted import Action, Command, MiniStore, ScriptedServer, answer
 from support.scripted_cluster import lying
 from support.servers import TestServer, wait_for
 from support.stamps import until, within
+from support.tuned import tuned
 
 StartCluster = Callable[..., Cluster]
 KEYS = [f"key-{index}" for index in range(200)]
@@ -27,7 +29,9 @@ VALUES = [payload(1000 + index, index) for index in range(200)]
 
 
 def opened(cluster: Cluster, **settings: Any) -> PureRedisClient:
-    return PureRedisClient.from_url(cluster.url, **(cluster.settings | settings))
+    return PureRedisClient.from_url(
+        cluster.url, **tuned(ClientConfig, **(cluster.settings | settings))
+    )
 
 
 def read_all(client: PureRedisClient) -> list[Status]:
@@ -268,7 +272,9 @@ def test_a_dead_connection_is_replaced(cluster: Cluster) -> None:
 
 
 def client_of(server: ScriptedServer, **settings: Any) -> PureRedisClient:
-    return PureRedisClient(server.host, server.port, topology="cluster", **settings)
+    return PureRedisClient(
+        server.host, server.port, topology="cluster", **tuned(ClientConfig, **settings)
+    )
 
 
 def test_redirections_in_a_circle_end() -> None:

@@ -15,17 +15,20 @@ from kvferry.client.pure import connection as pure_connection
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.cluster import STRANGERS_MAX
 from kvferry.client.pure.connection import HEADER_READ_BYTES, Connection
+from kvferry.config import ClientConfig
 from security.crowd import SLOTS, Crowd, loopback, slots_reply
 from support.pure import MIB
 from support.resp import bulk
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer
 from support.stamps import within
+from support.tuned import tuned
 
 KEYS = [f"key-{index}" for index in range(100)]
 
 
 def client_of(server: Crowd | ScriptedServer, **settings: Any) -> PureRedisClient:
-    return PureRedisClient(server.host, server.port, topology="cluster", **settings)
+    settings = tuned(ClientConfig, topology="cluster", **settings)
+    return PureRedisClient(server.host, server.port, **settings)
 
 
 # Nodes.

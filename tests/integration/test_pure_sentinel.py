@@ -11,6 +11,7 @@ import pytest
 from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support import clock
 from support.pure import payload
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer
@@ -18,6 +19,7 @@ from support.secrets import secret
 from support.sentinel import SentinelGroup, start_sentinels
 from support.servers import TestServer
 from support.stamps import until, within
+from support.tuned import tuned
 
 PASSWORDS: dict[str, Any] = {"password": secret("data"), "sentinel_password": secret("sentinels")}
 
@@ -33,7 +35,9 @@ def shared_group() -> Iterator[SentinelGroup]:
 
 
 def opened(group: SentinelGroup, **settings: Any) -> PureRedisClient:
-    return PureRedisClient(group.host, group.port, **(group.settings | settings))
+    return PureRedisClient(
+        group.host, group.port, **tuned(ClientConfig, **(group.settings | settings))
+    )
 
 
 def test_the_master_is_found(shared_group: SentinelGroup) -> None:
@@ -119,7 +123,7 @@ def pointing_to(server: TestServer | ScriptedServer, *handlers: Handler) -> Scri
 def watched_by(*sentinels: ScriptedServer, **settings: Any) -> PureRedisClient:
     nodes = tuple(f"{one.host}:{one.port}" for one in sentinels[1:])
     settings |= {"topology": "sentinel", "sentinel_master": "m", "nodes": nodes}
-    return PureRedisClient(sentinels[0].host, sentinels[0].port, **settings)
+    return PureRedisClient(sentinels[0].host, sentinels[0].port, **tuned(ClientConfig, **settings))
 
 
 def role(text: bytes) -> Handler:

@@ -129,27 +129,6 @@ def test_the_system_does_not_trust_a_test(
     assert "certificate is refused" in refusal(kind, target, caplog)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_directory_of_authorities(
-    tls_server: TestServer,
-    certs: Certificates,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-) -> None:
-    target = tls_port_of(tls_server, tls_ca_dir=str(tmp_path))
-    del target.settings["tls_ca_file"]
-    for ca_file, trusted in ((certs.stranger.ca_file, False), (certs.ca_file, True)):
-        shutil.copyfile(ca_file, tmp_path / f"{trusted}.pem")
-        words = ["openssl", "rehash", str(tmp_path)]
-        subprocess.run(words, check=True, capture_output=True, timeout=60)
-        if not trusted:
-            assert "certificate is refused" in refusal(kind, target, caplog)
-            continue
-        with opened(kind, target) as client, within(5):
-            client.set("k", b"v")
-
-
 # Who refuses us.
 
 
@@ -193,9 +172,7 @@ def test_client_certificates(
     [
         ({"tls_ca_file": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
         ({"tls_ca_file": __file__}, __file__),
-        ({"tls_ca_dir": "/nowhere"}, "/nowhere"),
         ({"tls_cert_file": "/nowhere/a", "tls_key_file": "/nowhere/b"}, "/nowhere/"),
-        ({"tls_ciphers": "NONE-OF-THESE"}, "ciphers"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)

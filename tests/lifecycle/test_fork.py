@@ -318,7 +318,8 @@ def test_a_child_of_a_parent_that_waits_is_free_at_once() -> None:
     source = """
 import os, sys, time, kvferry
 from support.clock import now_s
-client = kvferry.RedisClient(port=int(sys.argv[1]), timeout_s=60, stall_timeout_s=60)
+patient = {"stall_timeout_s": 60}
+client = kvferry.RedisClient(port=int(sys.argv[1]), timeout_s=60, tuning=patient)
 memory = bytearray(1000)
 batch_id = client.submit_batch_get(["k"], [memory])
 time.sleep(0.2)

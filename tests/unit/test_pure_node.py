@@ -11,6 +11,7 @@ from kvferry.client.pure.connection import Connection
 from kvferry.client.pure.dial import DialRefused
 from kvferry.client.pure.node import PureNode
 from kvferry.config import ClientConfig
+from kvferry.config.tuning import ClientTuning
 
 
 def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
@@ -22,7 +23,9 @@ def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
     def dial(deadline: float) -> Connection:
         raise DialRefused(next(answers))
 
-    config = ClientConfig(host="cache-1", reconnect_min_s=1e-6, reconnect_max_s=1e-6)
+    config = ClientConfig(
+        host="cache-1", tuning=ClientTuning(reconnect_min_s=1e-6, reconnect_max_s=1e-6)
+    )
     stats = dict.fromkeys(("connects", "connect_failures", "disconnects"), 0)
     node = PureNode(config, stats, dial)
     with caplog.at_level(logging.WARNING):

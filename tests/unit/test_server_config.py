@@ -13,8 +13,8 @@ import pytest
 
 from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, examine
-from kvferry.config.server import SERVER, ServerConfig, ServerSettings
-from kvferry.config.setting import specs
+from kvferry.config.removed import REMOVED
+from kvferry.config.server import SERVER, ServerConfig
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
 from kvferry.server.memory.preflight import check_shared_memory
@@ -22,7 +22,7 @@ from support.config import SECRET, message, written
 
 GIB = 1 << 30
 PREFIX = "KVFERRY_SERVER_"
-SETTINGS = specs(ServerSettings)
+SETTINGS = SERVER.known
 
 
 def load(
@@ -53,15 +53,9 @@ SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
     ("http_port", 1001, 1002, 1003, lambda c: c.http and c.http[1]),
     ("http_token", "one", "two", "three", lambda c: c.http_token),
     ("shm_name", "one", "two", "three", lambda c: c.shm_name),
-    ("hugepages", True, False, True, lambda c: c.hugepages),
-    ("numa", 1, 2, 3, lambda c: c.numa),
+    ("hugetlb", True, False, True, lambda c: c.cache.hugetlb),
     ("state_file", "/a", "/b", "/c", lambda c: str(c.state_file)),
     ("token", "one", "two", "three", lambda c: c.token),
-    ("lease_s", 1.5, 2.5, 3.5, lambda c: c.lease_s),
-    ("heartbeat_s", 1.5, 2.5, 3.5, lambda c: c.heartbeat_s),
-    ("dead_after_s", 11, 12, 13, lambda c: c.dead_after_s),
-    ("client_share", 0.1, 0.2, 0.3, lambda c: c.client_share),
-    ("drain_s", 0, 2, 3, lambda c: c.drain_s),
 ]
 
 
@@ -251,7 +245,7 @@ def test_adapters_that_cannot_be(adapter: dict[str, Any], said: str) -> None:
     ],
 )
 def test_adapters_that_are_no_json_are_never_quoted(text: str, said: str) -> None:
-    found = message(SETTINGS["l2_adapters"].parse, text, "--l2-adapter")
+    found = message(SETTINGS["stores"].parse, text, "--l2-adapter")
     assert found.startswith("--l2-adapter ")
     assert said in found
     assert said in message(load, None, {"KVFERRY_SERVER_L2_ADAPTER": text})
@@ -360,12 +354,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shm_name": "a/b"}, "shm_name='a/b'"),
     ({"shm_name": "../b"}, "shm_name='../b'"),
     ({"shm_name": "x" * 65}, "shm_name="),
-    ({"numa": -1}, "numa=-1"),
-    ({"lease_s": 0}, "lease_s=0"),
-    ({"lease_s": float("nan")}, "lease_s=nan"),
-    ({"heartbeat_s": 6}, "dead_after_s=5 is not above heartbeat_s=6"),
-    ({"client_share": 1.1}, "client_share=1.1"),
-    ({"drain_s": -1}, "drain_s=-1"),
+    ({"prefault": 2}, "prefault=2"),
+    ({"hugepages": True}, "hugepages is called hugetlb"),
+    ({"tuning": {"lease": 1}}, "tuning is not valid"),
     ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of the cache"),
     ({"cache": 5}, "cache is no CacheConfig"),
     ({"cache": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
@@ -375,6 +366,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda v: str(v)[:40])
 def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
     assert said in message(load, None, {}, **given)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED["server"]))
+def test_what_is_gone_says_what_to_do_instead(file: Callable[[str], Path], name: str) -> None:
+    said = REMOVED["server"][name]
+    path = file(f"server: {{{name}: 1}}")
+    assert message(load, path) == f"{path}: server: {name} {said}"
+    variable = PREFIX + name.upper()
+    assert message(load, None, {variable: "1"}) == f"{variable} {said}"
+    assert message(load, None, {}, **{name: 1}) == f"{name} {said}"
+    assert message(ServerConfig, **{name: 1}) == f"{name} {said}"
 
 
 def test_a_file_s_errors_name_it(file: Callable[[str], Path]) -> None:
@@ -398,7 +400,7 @@ def test_the_same_thing_twice_in_one_place(file: Callable[[str], Path]) -> None:
 
 def test_made_directly_it_is_checked_too() -> None:
     assert "cache" in message(ServerConfig, cache="x")
-    assert "lease_s" in message(ServerConfig, lease_s=-1)
+    assert "numactl" in message(ServerConfig, numa=1)
     assert "http" in message(ServerConfig, http="127.0.0.1:80")
     assert "http" in message(ServerConfig, http=("127.0.0.1", "80"))
     assert "no address" in message(ServerConfig, http=("cache-1", 80))
@@ -462,21 +464,12 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
     files = {"mounts": mounts, "proc": proc}
     one, two = (
-        ServerConfig(hugepages=True, cache=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
+        ServerConfig(cache=CacheConfig(hugetlb=True, max_local_cpu_size=gb)) for gb in (1, 2)
     )
     assert "mount -t hugetlbfs" in message(check_shared_memory, one, **files)
     mounts.write_text(f"none {tmp_path} hugetlbfs rw 0 0\n")
     check_shared_memory(one, **files)
     assert "vm.nr_hugepages=1024" in message(check_shared_memory, two, **files)
-
-
-def test_a_node_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "node0").mkdir()
-    cache = CacheConfig(max_local_cpu_size=0.001)
-    check_shared_memory(ServerConfig(numa=0, cache=cache), nodes=tmp_path)
-    assert "numa=1" in message(
-        check_shared_memory, ServerConfig(numa=1, cache=cache), nodes=tmp_path
-    )
 
 
 # --- Shown ---

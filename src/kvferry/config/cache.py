@@ -154,9 +154,11 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
     local_cpu: bool = True
-    max_local_cpu_size: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
+    max_local_cpu_size: Annotated[
+        float, setting(gt=0, le=1 << 20, unit="GB", flag="l1-size-gb")
+    ] = 5.0
     eviction_policy: PolicyName = "LRU"
-    hugetlb: bool = False
+    hugetlb: Annotated[bool, setting(flag="l1-use-hugepages")] = False
     prefault: bool = True
     enable_async_loading: bool = False
     retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0

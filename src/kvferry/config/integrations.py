@@ -251,7 +251,10 @@ def own_and_client(
     """
     mine = {name for name, spec in specs(own).items() if not spec.program}
     known = {name: spec for name, spec in ClientConfig.known().items() if not spec.program}
-    names = Names({**known, **{name: specs(own)[name] for name in mine}})
+    names = Names(
+        {**known, **{name: specs(own)[name] for name in mine}},
+        elsewhere={**ClientConfig.removed, **own.removed},
+    )
     found, place = Findings(), SourceValues("call", f"{where}: ")
     names.take(place, {n: value for n, value in given.items() if n not in ignored}, found)
     found.raise_first()

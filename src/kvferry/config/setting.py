@@ -103,13 +103,26 @@ Word = Annotated[str, setting(quoted=False, bytes_max=CREDENTIAL_BYTES_MAX, blan
 Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class _Made(msgspec.StructMeta):
+    """Makes settings of keywords; one that is gone is an error that says what to do instead."""
+
+    removed: Mapping[str, str]
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        for name in given.keys() & cls.removed.keys():
+            raise ConfigError(f"{name} {cls.removed[name]}")
+        return super().__call__(*args, **given)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Made):
     """Settings that are checked when they are made, and whose repr holds no secret.
 
     A subclass names in `guide` those that its users need explained; the others are for an appendix.
+    In `removed` are those that it had, each with what to do instead.
     """
 
     guide: ClassVar[tuple[str, ...]] = ()
+    removed: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for name, spec in specs(type(self)).items():

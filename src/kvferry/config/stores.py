@@ -215,7 +215,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
 
-    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
+    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False, flag="l2-adapter")] = ()
     remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
     local_disk: Text | None = None
     max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
@@ -266,7 +266,9 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         aliases={theirs: (ours, None) for theirs, ours in _ALIASES.get(kind, {}).items()},
         # Drivers without a server know themselves how many workers are best.
         foreign={} if of_client else {"num_workers": None},
-        elsewhere={} if of_client else {"url": f"is for type=redis, not for {kind}; leave it out"},
+        elsewhere=ClientConfig.removed
+        if of_client
+        else {"url": f"is for type=redis, not for {kind}; leave it out"},
     )
     for name in _FIXED.keys() & settings.keys():
         _check_fixed(name, settings[name])

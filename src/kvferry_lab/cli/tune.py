@@ -35,10 +35,6 @@ def _mib(word: str) -> int:
     return size_bytes
 
 
-def _window(word: str) -> int | None:
-    return None if word == "auto" else _mib(word)
-
-
 def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     """Reads numbers with commas between them."""
 
@@ -89,14 +85,13 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     "--connections", callback=_list(_count), help="Numbers of connections to try, e.g. 4,8,16."
 )
 @click.option("--workers", callback=_list(_count), help="Numbers of I/O threads to try.")
-@click.option("--windows", callback=_list(_window), help="MiB in flight to try; auto is one.")
 @click.option("--chunks", callback=_list(_mib), help="Sizes of values to try, in MiB.")
 @click.option("--seed", type=int, default=0, help="Seed of the order of measurements.")
 def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Find the fastest settings for a server and write them to the configuration file.
 
-    The server is URL, or that of the file or of the environment. Measured are connections, workers,
-    window and the size of values; every byte is verified. Run it where the client will run, on a
+    The server is URL, or that of the file or of the environment. Measured are connections, workers
+    and the size of values; every byte is verified. Run it where the client will run, on a
     machine that does nothing else.
     """
     try:
@@ -147,7 +142,6 @@ def _grid(options: dict[str, Any]) -> Grid:
     axes = {
         "connections": options["connections"],
         "workers": options["workers"],
-        "window_bytes": options["windows"],
         "chunk_bytes": options["chunks"],
     }
     return Grid(**{axis: values for axis, values in axes.items() if values})

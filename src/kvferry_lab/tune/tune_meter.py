@@ -129,7 +129,6 @@ class TuneMeter:
                 self._config.replace(
                     connections=point.connections,
                     workers=point.workers,
-                    window_bytes=point.window_bytes,
                 )
             )
         self._clients[_settings(point)] = client

@@ -125,8 +125,8 @@ class PureRedisClient(KeyMethods):
             batch = GetBatch(
                 keys,
                 views,
-                window_bytes=self.config.window_bytes or GET_WINDOW_BYTES,
-                drain_bytes_max=self.config.drain_bytes_max,
+                window_bytes=self.config.tuning.window_bytes or GET_WINDOW_BYTES,
+                drain_bytes_max=self.config.tuning.drain_bytes_max,
                 prefix=operation.prefix,
             )
         else:
@@ -140,7 +140,7 @@ class PureRedisClient(KeyMethods):
         return result
 
     def _check_sizes(self, values: list[memoryview]) -> None:
-        limit = self.config.value_size_bytes_max
+        limit = self.config.tuning.value_size_bytes_max
         for index, value in enumerate(values):
             if len(value) > limit:
                 raise BadBufferError(

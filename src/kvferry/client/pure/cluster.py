@@ -122,7 +122,7 @@ class Cluster:
         """
         age_s = time.monotonic() - self._refreshed
         doubted = self._stale and age_s >= REFRESH_MIN_S
-        if self._map is not None and not doubted and age_s < self._config.topology_refresh_s:
+        if self._map is not None and not doubted and age_s < self._config.tuning.topology_refresh_s:
             return
         if time.monotonic() >= deadline:
             if self._map is None:
@@ -161,11 +161,11 @@ class Cluster:
     def _limited(self, found: SlotMap) -> SlotMap:
         """The map, with as many replicas as leave us at `nodes_max` nodes."""
         primaries = dict.fromkeys(owner for owner in found.owners if owner is not None)
-        if len(primaries) > self._config.nodes_max:
+        if len(primaries) > self._config.tuning.nodes_max:
             raise ProtocolError(
                 f"the cluster has {len(primaries)} nodes, which is more than nodes_max"
             )
-        found.nodes = [*dict.fromkeys((*primaries, *found.nodes))][: self._config.nodes_max]
+        found.nodes = [*dict.fromkeys((*primaries, *found.nodes))][: self._config.tuning.nodes_max]
         return found
 
     def _candidates(self) -> Iterator[Address]:

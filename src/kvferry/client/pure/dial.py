@@ -157,14 +157,15 @@ def _open(
     context: ssl.SSLContext | None,
     until: float,
 ) -> Connection:
+    limits = config.tuning.stall_timeout_s, config.tuning.value_size_bytes_max
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(max(until - time.monotonic(), 0.001))
         sock.connect(address)  # type: ignore[arg-type]  # of the family's own type
         if context is None:
-            return Connection(sock, config.stall_timeout_s, config.value_size_bytes_max)
+            return Connection(sock, *limits)
         secured = shake_hands(sock, context, config.tls_server_name or config.host, until)
-        return TlsConnection(secured, config.stall_timeout_s, config.value_size_bytes_max)
+        return TlsConnection(secured, *limits)
     except BaseException:
         sock.close()
         raise
@@ -174,7 +175,7 @@ def _greet(
     connection: Connection, config: ClientConfig, user: Credentials | None, until: float
 ) -> None:
     try:
-        if config.protocol < 3 or not _hello(connection, config, user, until):
+        if config.tuning.protocol < 3 or not _hello(connection, config, user, until):
             _greet_resp2(connection, config, user, until)
         if config.db:
             _check(connection.call(b"SELECT", b"%d" % config.db, deadline=until), user)

@@ -44,7 +44,7 @@ class PureNode:
         self._dial = dial
         self._connection: Connection | None = None
         self._refusal = ""  # what was said of it last, until it connects
-        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s)
+        self._backoff = Backoff(config.tuning.reconnect_min_s, config.tuning.reconnect_max_s)
 
     @property
     def connected(self) -> bool:
@@ -72,7 +72,7 @@ class PureNode:
             except (Disconnected, ProtocolError) as error:
                 self.disconnect(str(error))
                 tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
-                if tries >= self.config.attempts_max and not self.closed:
+                if tries >= self.config.tuning.attempts_max and not self.closed:
                     raise DialRefused(str(error), error.kind) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
                 self.disconnect(str(error) if isinstance(error, ReplyTimedOut) else "interrupted")

@@ -93,7 +93,7 @@ class Sentinels:
                     raise DialRefused(f"{config.address}: {printable(reply.text)}", reply.kind)
             elif not isinstance(reply, list) or reply[:1] != [b"master"]:
                 raise DialRefused(f"{config.address} is not the master that a Sentinel says it is")
-            refresh = time.monotonic() + self._config.topology_refresh_s
+            refresh = time.monotonic() + self._config.tuning.topology_refresh_s
             connection.good_until = min(connection.good_until, refresh)
         except BaseException:
             connection.close()

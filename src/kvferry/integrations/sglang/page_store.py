@@ -301,7 +301,7 @@ class PageStore:
         return good
 
     def _limit(self, base_s: float, pages: int) -> float:
-        return base_s + pages * self.page_bytes / self._settings.client.floor_rate_bytes_s
+        return base_s + pages * self.page_bytes / self._settings.client.tuning.floor_rate_bytes_s
 
     def _note(self, rates: deque[tuple[int, float]], pages: int, began: float) -> None:
         took_s = time.perf_counter() - began

@@ -157,7 +157,7 @@ class Handlers:
         self, session: Session, request: p.Reserve, prompt: Prompt, first: int
     ) -> p.Reply:
         _check_open(session)
-        shard, lease_s = session.shard, self.config.lease_s
+        shard, lease_s = session.shard, self.config.tuning.lease_s
         shard.cache.storer.offer_again(prompt)
         end = self._end(session, prompt, first)
         if not shard.memory.waits_for_room(end - first):
@@ -209,7 +209,7 @@ class Handlers:
         ready, coming = shard.memory.cache.lookup(request.hashes)
         asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
-            lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
+            lease, handles = shard.memory.cache.acquire(wanted, self.config.tuning.lease_s)
             if len(handles) * DIGEST_BYTES == len(wanted) or not asks:
                 shard.cache.reader.from_memory(prompt, len(handles), time.monotonic() - began)
                 return self._leased(session, request, prompt, lease, handles, room)
@@ -219,7 +219,8 @@ class Handlers:
         def gathered(found: Gathered | None) -> p.Reply:
             _check_open(session)
             room = self._sessions.room(session, writing=False)
-            lease, handles = shard.memory.cache.acquire(prompt.first(room), self.config.lease_s)
+            lease_s = self.config.tuning.lease_s
+            lease, handles = shard.memory.cache.acquire(prompt.first(room), lease_s)
             if found is None:
                 reason = "unavailable" if full else "deadline"
                 found = Gathered(ready, bytearray(), reason=reason)
@@ -247,7 +248,7 @@ class Handlers:
         found: Gathered | None = None,
     ) -> p.Reply:
         if lease:
-            session.leases[lease] = (len(handles), time.monotonic() + self.config.lease_s)
+            session.leases[lease] = (len(handles), time.monotonic() + self.config.tuning.lease_s)
             session.hold(len(handles))
         reason = ""
         if len(handles) < prompt.chunks:

@@ -191,7 +191,7 @@ class Ports:
             task = asyncio.current_task()
             assert task is not None
             origin = origin_of(str((writer.get_extra_info("peername") or [""])[0]))
-            if len(self._tasks) >= self._config.connections_max:
+            if len(self._tasks) >= self._config.tuning.connections_max:
                 self.counts["refused"] += 1
                 if not self._make_room(origin):
                     writer.transport.abort()
@@ -242,7 +242,11 @@ class Ports:
             peer = await self._met(name, reader, writer)
             self._unmet.pop(asyncio.current_task(), None)
             # A silent pull port is a cache in which nothing changes.
-            idle_s = None if name == "pull" else max(_IDLE_TIMEOUT_S, 3 * self._config.heartbeat_s)
+            idle_s = (
+                None
+                if name == "pull"
+                else max(_IDLE_TIMEOUT_S, 3 * self._config.tuning.heartbeat_s)
+            )
             while peer is not None:
                 message = await _received(reader, idle_s, MESSAGE_BYTES_MAX)
                 self.counts["messages"] += 1
@@ -315,7 +319,8 @@ class Ports:
             if gone:
                 self._jobs.gone(peer.key)
                 await asyncio.to_thread(self._members.drop, gone)
-            return InstanceRegistered(f":{self.ports['heartbeat']}", self._config.heartbeat_s)
+            beat_s = self._config.tuning.heartbeat_s
+            return InstanceRegistered(f":{self.ports['heartbeat']}", beat_s)
         if isinstance(message, Leave):
             known = self._members.find(peer.key, peer.incarnation)
             gone = self._members.leave(peer.key, peer.incarnation)

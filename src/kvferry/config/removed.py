@@ -1,0 +1,47 @@
+"""Settings that are gone, by the part that had them: what each error says to do instead."""
+
+from __future__ import annotations
+
+__all__ = ["REMOVED"]
+
+_ADAPTS = "is gone: the client adapts; leave it out"
+_FIXED = "is gone: it has a fixed value; leave it out"
+_PICKED = "is gone: client and server choose; leave it out, or set the policy of OpenSSL"
+_CA_DIR = "is gone: put the authorities into one PEM file, and name it in tls_ca_file"
+
+REMOVED: dict[str, dict[str, str]] = {
+    "client": {
+        "tls_ca_dir": _CA_DIR,
+        "tls_min_version": _PICKED,
+        "tls_ciphers": _PICKED,
+        "ktls": "is gone: kernel TLS is used where it is there; leave it out",
+        "topology_refresh_s": "is gone: the map is asked for anew when it changes; leave it out",
+        "nodes_max": _FIXED,
+        "floor_rate_bytes_s": "is gone: raise timeout_s for a slow link",
+        "stall_timeout_s": "is gone: a connection may be silent for 2 s; leave it out",
+        "reconnect_min_s": _FIXED,
+        "reconnect_max_s": _FIXED,
+        "window_bytes": _ADAPTS,
+        "protocol": "is gone: the client speaks what the server does; leave it out",
+        "value_size_bytes_max": "is gone: it is the server's proto-max-bulk-len; leave it out",
+        "drain_bytes_max": _FIXED,
+        "attempts_max": _FIXED,
+        "presence_keys_max": _FIXED,
+    },
+    "server": {
+        "lease_s": "is gone: a lease lasts 60 s; leave it out",
+        "heartbeat_s": _FIXED,
+        "dead_after_s": "is gone: a client is taken for dead after 5 s; leave it out",
+        "client_share": "is gone: a client may hold half of the pool; leave it out",
+        "drain_s": "is gone: a shutdown waits up to 10 s for stores; leave it out",
+        "numa": "is gone: start the server with numactl --membind=NODE",
+        "hugepages": "is called hugetlb, on the command line --l1-use-hugepages",
+    },
+    "controller": {
+        "heartbeat_s": _FIXED,
+        "suspect_s": "is gone: an instance is suspect after 3 s; leave it out",
+        "dead_s": "is gone: an instance is dead after 10 s; leave it out",
+        "instances_max": _FIXED,
+        "connections_max": _FIXED,
+    },
+}
