@@ -9,6 +9,8 @@ _FIXED = "is gone: it has a fixed value; leave it out"
 _PICKED = "is gone: client and server choose; leave it out, or set the policy of OpenSSL"
 _CA_DIR = "is gone: put the authorities into one PEM file, and name it in tls_ca_file"
 
+_KEY = "is gone: use a key file without a password, of mode 0600 (openssl pkey -in OLD -out NEW)"
+
 REMOVED: dict[str, dict[str, str]] = {
     "client": {
         "tls_ca_dir": _CA_DIR,
@@ -27,6 +29,17 @@ REMOVED: dict[str, dict[str, str]] = {
         "drain_bytes_max": _FIXED,
         "attempts_max": _FIXED,
         "presence_keys_max": _FIXED,
+    },
+    "node": {
+        "tls_key_password": _KEY,
+        "tls_ca_dir": _CA_DIR,
+        "tls_min_version": _PICKED,
+        "tls_ciphers": _PICKED,
+        "ktls": "is gone: kernel TLS is used where it is there; leave it out",
+        "connections_max": "is gone: a node has at most 10000 connections; leave it out",
+        "in_flight_gb": "is gone: half of the size may be on its way; leave it out",
+        "value_bytes_max": "is gone: a value has at most 512 MiB; leave it out",
+        "stall_timeout_s": "is gone: a connection that moves nothing for 10 s ends; leave it out",
     },
     "server": {
         "lease_s": "is gone: a lease lasts 60 s; leave it out",

@@ -57,7 +57,6 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         _check_memory(settings)
-        in_flight_gb = settings.in_flight_gb
         self._native = _NativeNode(
             listen=[msgspec.structs.astuple(address) for address in settings.addresses],
             size_bytes=settings.size_bytes,
@@ -67,10 +66,6 @@ class Node:
             users=_users(settings),
             state_file=settings.state_file or "",
             threads=settings.threads or default_threads(),
-            connections_max=settings.connections_max,
-            in_flight_bytes_max=0 if in_flight_gb is None else int(in_flight_gb * GB),
-            value_bytes_max=settings.value_bytes_max,
-            stall_timeout_s=settings.stall_timeout_s,
             version=__version__,
             tls=settings.tls,
         )
