@@ -8,6 +8,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,7 @@
 #include "errors.hpp"
 #include "gil.hpp"
 #include "presence.hpp"
+#include "redis/link.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -54,6 +56,33 @@ constexpr std::pair<const char*, Counter> kCounters[] = {
     {"dials_failed", &redis::Stats::dials_failed},
     {"values_corrupt", &redis::Stats::values_corrupt},
 };
+
+// A bulk is bytes, a line of text str, an error inside a reply None, and a map a flat list.
+nb::object to_python(const resp::Value& value) {
+  using resp::Type;
+  switch (value.type) {
+    case Type::kSimple:
+    case Type::kDouble:
+    case Type::kBigNumber:
+      return readable(value.text);
+    case Type::kBulk:
+    case Type::kVerbatim:
+      return nb::bytes(value.text.data(), value.text.size());
+    case Type::kInteger:
+      return nb::int_(value.integer);
+    case Type::kBoolean:
+      return nb::bool_(value.integer != 0);
+    case Type::kArray:
+    case Type::kSet:
+    case Type::kMap: {
+      nb::list items;
+      for (const resp::Value& each : value.items) items.append(to_python(each));
+      return std::move(items);
+    }
+    default:
+      return nb::none();
+  }
+}
 
 // Those of some nodes, added up.
 struct Totals {
@@ -115,6 +144,32 @@ nb::tuple PyClient::run(int verb, nb::handle keys, nb::handle buffers, double ti
   std::unique_ptr<Lease> lease;
   const auto batch = build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity,
                            value_size_bytes, codec, lease);
+  finish(batch);
+  return outcome_of(*batch, batch->item_count());
+}
+
+nb::tuple PyClient::call(nb::handle commands, const nb::bytes& key, const std::string& node,
+                         double timeout_s) {
+  const auto batch = std::make_shared<Batch>(Batch::Options{.verb = Verb::kCall});
+  batch->node = node;
+  batch->set_deadline(deadline(timeout_s, 0));
+  for (const nb::handle command : commands) {
+    std::vector<std::string_view> words;
+    for (const nb::handle word : command) {
+      const auto text = nb::cast<nb::bytes>(word);  // the command keeps it
+      words.emplace_back(text.c_str(), text.size());
+    }
+    batch->add_call({key.c_str(), key.size()}, redis::encode_words(words));
+  }
+  finish(batch);
+  nb::list replies;
+  for (const redis::Command& each : batch->commands()) {
+    replies.append(to_python(batch->reply(each)));
+  }
+  return nb::make_tuple(outcome_of(*batch, batch->item_count()), std::move(replies));
+}
+
+void PyClient::finish(const std::shared_ptr<Batch>& batch) {
   if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
   batch->quiet = true;
   const std::uint64_t id = value_or_raise(client_->submit(batch));
@@ -126,7 +181,11 @@ nb::tuple PyClient::run(int verb, nb::handle keys, nb::handle buffers, double ti
     return true;
   });
   if (interrupt) throw std::move(*interrupt);
-  return outcome_of(*batch, batch->item_count());
+}
+
+Nanos PyClient::deadline(double timeout_s, std::size_t payload_bytes) const {
+  return timeout_s < 0 ? client_->deadline_for(payload_bytes)
+                       : add_time(monotonic_ns(), from_seconds(timeout_s));
 }
 
 nb::list PyClient::drain() {
@@ -247,8 +306,7 @@ std::shared_ptr<Batch> PyClient::build(int verb, nb::handle keys, nb::handle buf
     batch->add(arguments.key(index), memory);
   }
   if (options.verb == Verb::kGet) lease->check_disjoint();
-  batch->set_deadline(timeout_s < 0 ? client_->deadline_for(batch->payload_bytes())
-                                    : add_time(monotonic_ns(), from_seconds(timeout_s)));
+  batch->set_deadline(deadline(timeout_s, batch->payload_bytes()));
   return batch;
 }
 
@@ -276,6 +334,12 @@ void bind_client(nb::module_& module) {
            "prefix"_a, "identity"_a.none(), "value_size_bytes"_a, "codec"_a,
            nb::sig("def run" SUBMIT_ARGUMENTS KVFERRY_OUTCOME),
            "Waits without the GIL: statuses, sizes as u64, seconds, the first error.")
+      .def("call", &PyClient::call, "commands"_a, "key"_a, "node"_a, "timeout_s"_a,
+           nb::sig("def call(self, commands: typing.Sequence[typing.Sequence[bytes]], key: bytes, "
+                   "node: str, timeout_s: float) -> tuple[" KVFERRY_OUTCOME ", list[typing.Any]]"),
+           "Any commands, to a node of a cluster, or to whoever has a key; as run(), with replies.")
+      .def("primaries", &PyClient::primaries, nb::sig("def primaries(self) -> list[str]"),
+           "Who serves slots; nobody before that is known.")
       .def("drain", &PyClient::drain,
            nb::sig("def drain(self) -> list[tuple[int, " KVFERRY_OUTCOME "]]"))
       .def("drain_log", &PyClient::drain_log,

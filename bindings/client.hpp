@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "batches.hpp"
 #include "credentials.hpp"
@@ -24,6 +26,9 @@ class PyClient {
   nanobind::tuple run(int verb, nanobind::handle keys, nanobind::handle buffers, double timeout_s,
                       std::int64_t ttl_ms, bool prefix, nanobind::handle identity,
                       std::size_t value_size_bytes, int codec);
+  // Any commands, one reply each: those of `node`, or of whoever has `key`.
+  nanobind::tuple call(nanobind::handle commands, const nanobind::bytes& key,
+                       const std::string& node, double timeout_s);
   nanobind::list drain();
   nanobind::list drain_log();
   void cancel(std::uint64_t id) { client_->cancel(id); }
@@ -40,10 +45,14 @@ class PyClient {
   [[nodiscard]] nanobind::dict presence_stats() const;
   nanobind::dict stats();
   nanobind::list nodes();
+  [[nodiscard]] std::vector<std::string> primaries() const { return client_->router().primaries(); }
 
   [[nodiscard]] const std::shared_ptr<redis::Client>& client() const noexcept { return client_; }
 
  private:
+  // Submits it and waits without the GIL.
+  void finish(const std::shared_ptr<redis::Batch>& batch);
+  [[nodiscard]] Nanos deadline(double timeout_s, std::size_t payload_bytes) const;
   std::shared_ptr<redis::Batch> build(int verb, nanobind::handle keys, nanobind::handle buffers,
                                       double timeout_s, std::int64_t ttl_ms, bool prefix,
                                       nanobind::handle identity, std::size_t value_size_bytes,

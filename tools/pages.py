@@ -1,9 +1,10 @@
 """The Markdown pages: every link leads somewhere, every ``>>>`` example says what it prints.
 
     python tools/pages.py [PAGE ...]    all pages of the tree by default
+    python tools/pages.py --words       how long the pages under docs/ are
 
 Prints ``file:line: message`` for each finding and exits 1 if there is one. Links to other hosts
-are not followed.
+are not followed. Tables that `tools/settings.py` writes are counted apart.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+INDEX = ROOT / "docs" / "README.md"
 
 _LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
+_GENERATED = re.compile(r"<!-- (settings|metrics|decisions)\b.*?<!-- end of \1 -->", re.DOTALL)
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -63,6 +66,20 @@ def failed_examples(page: Path) -> int:
     return runner.failures
 
 
+def words(page: Path) -> tuple[int, int]:
+    """Return how many words, with white space between, a page has: written, and generated."""
+    text = page.read_text(encoding="utf-8")
+    written = len(_GENERATED.sub("", text).split())
+    return written, len(text.split()) - written
+
+
+def operator_pages() -> list[Path]:
+    """Return the index of the documentation and the guides in its first section, for operators."""
+    section = INDEX.read_text(encoding="utf-8").split("\n## ")[1]
+    linked = (INDEX.parent / target.partition("#")[0] for target in _LINK.findall(section))
+    return [INDEX, *sorted({page.resolve() for page in linked if page.suffix == ".md"})]
+
+
 def _prose(page: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines outside of fences."""
     fenced = False
@@ -81,6 +98,14 @@ def _examples(page: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Check the pages; return the exit status."""
+    if arguments == ["--words"]:
+        counted = {page: words(page) for page in sorted(INDEX.parent.rglob("*.md"))}
+        for page, (written, generated) in counted.items():
+            print(f"{written:6} {generated:6}  {page.relative_to(ROOT)}")
+        total = [sum(column) for column in zip(*counted.values(), strict=True)]
+        print(f"{total[0]:6} {total[1]:6}  all: written, generated")
+        print(f"{sum(words(page)[0] for page in operator_pages()):6}         operator's")
+        return 0
     failed = False
     for page in [Path(name).resolve() for name in arguments] or pages():
         shown = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page

@@ -1,4 +1,4 @@
-"""settings: the tables of settings in the guides, written from their declarations.
+"""settings: what the pages say of settings, metrics and decisions, written from where these are.
 
     python tools/settings.py [--check]
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvferry.cli.serving import declared, option_of
@@ -24,6 +24,7 @@ from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings
 from kvferry.config.spec import Spec
 from kvferry.config.stores import StoreSettings
+from kvferry.metrics.cache import cache_families
 
 CLASSES: dict[str, type[Settings]] = {
     each.__name__: each
@@ -35,6 +36,7 @@ CLASSES: dict[str, type[Settings]] = {
     )
 }
 BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)
+LISTS = re.compile(r"<!-- (metrics|decisions) -->\n.*?<!-- end of \1 -->", re.DOTALL)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -44,11 +46,12 @@ def main() -> int:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         made = BLOCK.sub(lambda found: table(found[1]), text)
+        made = LISTS.sub(lambda found: marked(found[1], found[1], LISTED[found[1]]()), made)
         if made == text:
             continue
         if check:
             wrong = 1
-            print(f"{page.relative_to(ROOT)}: not as the settings are declared; run make stub")
+            print(f"{page.relative_to(ROOT)}: not as it is declared; run make stub")
         else:
             page.write_text(made, encoding="utf-8")
     return wrong
@@ -62,8 +65,34 @@ def table(wanted: str) -> str:
     for word in words:
         if word in CLASSES:
             lines += rows(CLASSES[word], words)
-    text = "\n".join(lines)
-    return f"<!-- settings: {wanted} -->\n{text}\n<!-- end of settings -->"
+    return marked(f"settings: {wanted}", "settings", lines)
+
+
+def series() -> Iterator[str]:
+    """The lines of the series of a cache."""
+    yield "| Series | Label | What it is |"
+    yield "|---|---|---|"
+    for family in cache_families(()).values():
+        name = family.name + ("_total" if family.kind == "counter" else "")
+        label = f"`{family.label}`" if family.label else ""
+        yield f"| `{name}` | {label} | {family.help} |"
+
+
+def decisions() -> Iterator[str]:
+    """The lines of the decisions: each by its number, with its title."""
+    yield "| | |"
+    yield "|---|---|"
+    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        number, _, title = page.read_text(encoding="utf-8").splitlines()[0][2:].partition(": ")
+        yield f"| [{number}](decisions/{page.name}) | {title} |"
+
+
+def marked(begin: str, end: str, lines: Iterable[str]) -> str:
+    """Lines between their markers."""
+    return "\n".join((f"<!-- {begin} -->", *lines, f"<!-- end of {end} -->"))
+
+
+LISTED = {"metrics": series, "decisions": decisions}
 
 
 def rows(of: type[Settings], words: list[str]) -> Iterator[str]:

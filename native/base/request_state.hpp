@@ -18,8 +18,9 @@
 namespace kvferry {
 
 // What is done with each key. The numbers cross into Python. kPing asks a server, not for a key:
-// the key only says which node of a cluster; a store knows no such job.
-enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete, kPing };
+// the key only says which node of a cluster; a store knows no such job. Nor kCall, which is any
+// other command.
+enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete, kPing, kCall };
 
 class RequestState {
  public:

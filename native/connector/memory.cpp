@@ -172,6 +172,7 @@ KeyOutcome MemoryConnector::perform(Job& job, std::size_t index) {
     case Verb::kDelete:
       return {.status = store_->erase(key) ? Status::kOk : Status::kMiss, .size = 0, .why = {}};
     case Verb::kPing:
+    case Verb::kCall:
       break;
   }
   return {.status = Status::kServerError, .size = 0, .why = "not a verb"};

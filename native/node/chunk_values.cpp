@@ -56,7 +56,6 @@ class ChunkValues::Lent final : public StoredValue {
     if (offset < header_.size()) return MutableBytes(header_).subspan(offset);
     return payload_.subspan(offset - header_.size());
   }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return payload_.size(); }
 
  private:
   const std::shared_ptr<cache::ChunkCache> cache_;
@@ -172,8 +171,7 @@ std::optional<Facts> ChunkValues::facts(std::string_view key, UnixMs /*now*/, bo
     if (state < static_cast<std::uint8_t>(cache::Known::kReady)) return std::nullopt;
   }
   const auto extent = codec::stripe_extent(plan_, name->stripe);
-  return Facts{.size_bytes = codec::kFrameSizeBytes + extent.size_bytes,
-               .memory_bytes = extent.size_bytes};
+  return Facts{.size_bytes = codec::kFrameSizeBytes + extent.size_bytes};
 }
 
 std::uint64_t ChunkValues::scan(std::uint64_t cursor, std::size_t count, UnixMs /*now*/,

@@ -193,7 +193,6 @@ TEST(ChunkValues, NobodyWritesRemovesOrClears) {
   f.store(1, 1);
   EXPECT_EQ(f.values->reserve(10, 10).error().code, Errc::kInvalidArgument);
   EXPECT_FALSE(f.values->remove(key_of(1), 0));
-  EXPECT_FALSE(f.values->expire(key_of(1), 1, 2));
   f.values->clear();
   EXPECT_NE(f.values->hold(key_of(1), 0), nullptr);
 }

@@ -36,7 +36,7 @@ struct ClientEntry {
   std::uint64_t id = 0;
   std::string address;
   UnixMs since = 0;
-  std::string name{}, library{}, library_version{}, user{};
+  std::string name{}, user{};
   int protocol = 2;
   std::vector<std::string> prefixes{};  // of the keys that it tracks
 
@@ -96,12 +96,7 @@ class Clients final : public Changes {
   void changed(const std::vector<std::string>& keys) override;
   void cleared() override;
 
-  [[nodiscard]] std::size_t connections_max() const noexcept {
-    return connections_max_.load(std::memory_order_relaxed);
-  }
-  void set_connections_max(std::size_t count) noexcept {
-    connections_max_.store(count, std::memory_order_relaxed);
-  }
+  [[nodiscard]] std::size_t connections_max() const noexcept { return connections_max_; }
 
  private:
   struct Entry {
@@ -123,7 +118,7 @@ class Clients final : public Changes {
   void hungriest_goes();
   void count_bytes(const Entry& entry, std::size_t before) noexcept;
 
-  std::atomic<std::size_t> connections_max_;
+  const std::size_t connections_max_;
   const std::size_t announced_bytes_max_;
   const std::size_t held_bytes_max_;
   std::atomic<std::uint64_t> hungry_closed_{0};  // relaxed: for reports

@@ -14,39 +14,29 @@ using C = CommandSpec;
 using S = Session;
 
 constexpr std::array kCommands{
-    C{"AUTH", -2, C::kNoAuth, 0, 0, &S::auth, "Authenticates the connection."},
-    C{"CLIENT", -2, C::kGroup, 0, 0, &S::client, "Commands about connections."},
-    C{"COMMAND", -1, C::kGroup, 0, 0, &S::command, "Describes the commands."},
-    C{"CONFIG", -2, C::kGroup, 0, 0, &S::config, "Reads and changes settings."},
-    C{"DBSIZE", 1, C::kRead, 0, 0, &S::dbsize, "Returns the number of keys."},
-    C{"DEL", -2, C::kWrite, 1, -1, &S::del, "Deletes one or more keys."},
-    C{"ECHO", 2, C::kNone, 0, 0, &S::echo, "Returns the given string."},
-    C{"EXISTS", -2, C::kRead, 1, -1, &S::exists, "Determines whether one or more keys exist."},
-    C{"EXPIRE", -3, C::kWrite, 1, 1, &S::expire, "Sets the time to live of a key in seconds."},
-    C{"FLUSHALL", -1, C::kWrite | C::kAdmin, 0, 0, &S::flush, "Removes all keys."},
-    C{"FLUSHDB", -1, C::kWrite | C::kAdmin, 0, 0, &S::flush, "Removes all keys."},
-    C{"FUNCTION", -2, C::kGroup | C::kAdmin, 0, 0, &S::function, "Has nothing to flush."},
-    C{"GET", 2, C::kRead, 1, 1, &S::get, "Returns the string value of a key."},
-    C{"HELLO", -1, C::kNoAuth, 0, 0, &S::hello, "Handshakes with the server."},
-    C{"INFO", -1, C::kNone, 0, 0, &S::info, "Returns information and statistics."},
-    C{"KEYS", 2, C::kRead, 0, 0, &S::keys, "Returns all key names that match a pattern."},
-    C{"LEASE", -2, C::kRead, 2, -1, &S::lease, "Holds values for one-sided reads."},
-    C{"MEMORY", -2, C::kGroup | C::kRead, 0, 0, &S::memory, "Estimates the memory of a key."},
-    C{"PERSIST", 2, C::kWrite, 1, 1, &S::persist, "Removes the time to live of a key."},
-    C{"PEXPIRE", -3, C::kWrite, 1, 1, &S::pexpire, "Sets the time to live in milliseconds."},
-    C{"PING", -1, C::kNone, 0, 0, &S::ping, "Returns the server's liveliness response."},
-    C{"PTTL", 2, C::kRead, 1, 1, &S::pttl, "Returns the time to live in milliseconds."},
-    C{"QUIT", -1, C::kNoAuth, 0, 0, &S::quit, "Closes the connection."},
-    C{"RELEASE", -2, C::kRead, 0, 0, &S::release, "Ends leases of this connection."},
-    C{"RESET", 1, C::kNoAuth, 0, 0, &S::reset, "Resets the connection."},
-    C{"SCAN", -2, C::kRead, 0, 0, &S::scan, "Iterates over the key names."},
-    C{"SELECT", 2, C::kNone, 0, 0, &S::select, "Changes the selected database."},
-    C{"SET", -3, C::kWrite, 1, 1, &S::set, "Sets the string value of a key."},
-    C{"STRLEN", 2, C::kRead, 1, 1, &S::strlen, "Returns the length of a string value."},
-    C{"TOUCH", -2, C::kRead, 1, -1, &S::exists, "Tells how many keys exist, and uses them."},
-    C{"TTL", 2, C::kRead, 1, 1, &S::ttl, "Returns the time to live in seconds."},
-    C{"TYPE", 2, C::kRead, 1, 1, &S::type, "Determines the type of a value."},
-    C{"UNLINK", -2, C::kWrite, 1, -1, &S::del, "Deletes one or more keys."},
+    C{"AUTH", -2, C::kNoAuth, 0, 0, &S::auth},
+    C{"CLIENT", -2, C::kNone, 0, 0, &S::client},
+    C{"CONFIG", -2, C::kNone, 0, 0, &S::config},
+    C{"DBSIZE", 1, C::kRead, 0, 0, &S::dbsize},
+    C{"DEL", -2, C::kWrite, 1, -1, &S::del},
+    C{"EXISTS", -2, C::kRead, 1, -1, &S::exists},
+    C{"FLUSHALL", -1, C::kWrite | C::kAdmin, 0, 0, &S::flush},
+    C{"FLUSHDB", -1, C::kWrite | C::kAdmin, 0, 0, &S::flush},
+    C{"GET", 2, C::kRead, 1, 1, &S::get},
+    C{"HELLO", -1, C::kNoAuth, 0, 0, &S::hello},
+    C{"INFO", -1, C::kNone, 0, 0, &S::info},
+    C{"LEASE", -2, C::kRead, 2, -1, &S::lease},
+    C{"PING", -1, C::kNone, 0, 0, &S::ping},
+    C{"PTTL", 2, C::kRead, 1, 1, &S::pttl},
+    C{"RELEASE", -2, C::kRead, 0, 0, &S::release},
+    C{"SCAN", -2, C::kRead, 0, 0, &S::scan},
+    C{"SELECT", 2, C::kNone, 0, 0, &S::select},
+    C{"SET", -3, C::kWrite, 1, 1, &S::set},
+    C{"STRLEN", 2, C::kRead, 1, 1, &S::strlen},
+    C{"TOUCH", -2, C::kRead, 1, -1, &S::exists},
+    C{"TTL", 2, C::kRead, 1, 1, &S::ttl},
+    C{"TYPE", 2, C::kRead, 1, 1, &S::type},
+    C{"UNLINK", -2, C::kWrite, 1, -1, &S::del},
 };
 
 // A few hundred bytes on the stack are not worth it for a word that is longer.
@@ -55,8 +45,6 @@ constexpr std::size_t kNameBytesMax = 16;
 bool less(std::string_view a, std::string_view b) noexcept { return a < b; }
 
 }  // namespace
-
-std::span<const CommandSpec> all_commands() noexcept { return kCommands; }
 
 const CommandSpec* find_command(std::string_view name) noexcept {
   std::array<char, kNameBytesMax> upper{};

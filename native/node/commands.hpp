@@ -1,10 +1,9 @@
 #pragma once
-// Commands: the table of what a node understands, and what COMMAND says of it.
+// Commands: the table of what a node understands.
 //
-// Source: the JSON files under src/commands of Valkey, for arities, positions of keys and words.
+// Source: the JSON files under src/commands of Valkey, for arities and positions of keys.
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +20,6 @@ struct CommandSpec {
     kWrite = 2,   // its keys must be writable
     kAdmin = 4,   // for administrators
     kNoAuth = 8,  // before AUTH too
-    kGroup = 16,  // the word behind it says which
   };
 
   std::string_view name;  // in capitals
@@ -29,10 +27,8 @@ struct CommandSpec {
   std::uint8_t flags;
   int first_key, last_key;  // positions; 0: none, -1: the last argument
   void (Session::*run)(const Arguments&);
-  std::string_view summary;
 };
 
-[[nodiscard]] std::span<const CommandSpec> all_commands() noexcept;
 // By its name in any case; null: there is none.
 [[nodiscard]] const CommandSpec* find_command(std::string_view name) noexcept;
 

@@ -37,10 +37,9 @@ struct SessionLimits {
   std::size_t unread_bytes_max = 16 * kMiB;  // of replies, before the next command is looked at
   std::size_t unread_text_bytes_max = 64 * kKiB;  // the same, of what is not in pages
   std::size_t announced_bytes_max = 32 * kMiB;    // of announcements that wait beside replies
-  std::size_t held_bytes_max = 64 * kMiB;    // memory of all connections together, beside pages
-  std::size_t listed_bytes_max = 16 * kMiB;  // of the answer to KEYS
-  std::size_t scanned_bytes_max = kMiB;      // of the answer to SCAN, and the keys at hand
-  std::size_t scan_count_max = 16 * kKiB;    // places that one SCAN looks at
+  std::size_t held_bytes_max = 64 * kMiB;  // memory of all connections together, beside pages
+  std::size_t scanned_bytes_max = kMiB;    // of the answer to SCAN, and the keys at hand
+  std::size_t scan_count_max = 16 * kKiB;  // places that one SCAN looks at
   LeaseLimits lease{};
 };
 

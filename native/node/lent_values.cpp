@@ -16,7 +16,6 @@ class Text final : public StoredValue {
   [[nodiscard]] MutableBytes piece(std::size_t offset) const noexcept override {
     return MutableBytes(reinterpret_cast<std::byte*>(text_.data()), text_.size()).subspan(offset);
   }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return text_.size(); }
 
  private:
   mutable std::string text_;  // nobody writes to what is lent

@@ -83,8 +83,9 @@ TEST_F(NodeHostile, ManyWhoDoNotReadTakeNoMoreMemoryThanAllMayHave) {
   start();
   const Peer honest = peer();
   expect_served(honest);
+  EXPECT_EQ(honest.ask({"SET", "k", std::string(2000, 't')}, 5), "+OK\r\n");  // sent as a text
   std::string many;
-  for (int i = 0; i < 3000; ++i) many += "COMMAND DOCS\r\n";
+  for (int i = 0; i < 8000; ++i) many += "GET k\r\n";
   std::list<Peer> greedy;
   for (int i = 0; i < 24; ++i) {
     greedy.push_back(peer(static_cast<std::size_t>(i % 2)));

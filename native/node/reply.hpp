@@ -30,7 +30,6 @@ class Reply {
   }
   Reply& null() { return raw(resp3_ ? "_\r\n" : "$-1\r\n"); }
   Reply& array(std::size_t count) { return aggregate('*', count); }
-  Reply& set(std::size_t count) { return aggregate(resp3_ ? '~' : '*', count); }
   Reply& map(std::size_t pairs) {
     return resp3_ ? aggregate('%', pairs) : aggregate('*', 2 * pairs);
   }

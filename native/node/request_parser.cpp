@@ -3,9 +3,9 @@
 #include <strings.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <optional>
+
+#include "node/numbers.hpp"
 
 namespace kvferry::node {
 namespace {
@@ -14,66 +14,17 @@ constexpr std::int64_t kArgumentsBeforeAuth = 10;
 constexpr std::int64_t kBulkBytesBeforeAuth = 16'384;
 constexpr std::size_t kArgumentsKeptBytes = 32 * kKiB;  // of which the memory is kept
 
-std::optional<std::int64_t> number(std::string_view text) {
-  std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end) return std::nullopt;
-  return value;
-}
-
 bool is_space(char c) { return std::strchr(" \t\n\v\f\r", c) != nullptr && c != '\0'; }
 
-int hex(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-// One character behind a backslash in double quotes; moves `at` to its last character.
-char escaped(std::string_view line, std::size_t& at) {
-  if (line[at] == 'x' && at + 2 < line.size() && hex(line[at + 1]) >= 0 && hex(line[at + 2]) >= 0) {
-    const int value = hex(line[at + 1]) * 16 + hex(line[at + 2]);
-    at += 2;
-    return static_cast<char>(value);
-  }
-  constexpr std::string_view kFrom = "nrtba";
-  constexpr std::string_view kTo = "\n\r\t\b\a";
-  const std::size_t index = kFrom.find(line[at]);
-  return index == std::string_view::npos ? line[at] : kTo[index];
-}
-
-// As a shell splits words; nothing when quotes are open, or closed in front of a letter.
-std::optional<std::vector<std::string>> words_of(std::string_view line) {
+std::vector<std::string> words_of(std::string_view line) {
   std::vector<std::string> words;
-  for (std::size_t at = 0;;) {
-    while (at < line.size() && is_space(line[at])) ++at;
-    if (at == line.size()) return words;
-    std::string word;
-    char quote = 0;
-    for (; at < line.size(); ++at) {
-      const char c = line[at];
-      if (quote == 0) {
-        if (is_space(c)) break;
-        if (c == '"' || c == '\'') {
-          quote = c;
-        } else {
-          word += c;
-        }
-      } else if (c == '\\' && at + 1 < line.size() && (quote == '"' || line[at + 1] == '\'')) {
-        ++at;
-        word += quote == '"' ? escaped(line, at) : '\'';
-      } else if (c == quote) {
-        if (at + 1 < line.size() && !is_space(line[at + 1])) return std::nullopt;
-        quote = 0;
-      } else {
-        word += c;
-      }
-    }
-    if (quote != 0) return std::nullopt;
-    words.push_back(std::move(word));
+  for (std::size_t at = 0; at < line.size();) {
+    const auto space = std::find_if(line.begin() + std::ptrdiff_t(at), line.end(), is_space);
+    const std::size_t end = static_cast<std::size_t>(space - line.begin());
+    if (end > at) words.emplace_back(line.substr(at, end - at));
+    at = end + 1;
   }
+  return words;
 }
 
 }  // namespace
@@ -148,7 +99,7 @@ RequestParser::State RequestParser::start(ByteView input, std::size_t& consumed)
   value_apart_ = false;
   text_bytes_ = 0;
   if (!array) return inline_command(line);
-  const auto count = number(line.substr(1));
+  const auto count = number<std::int64_t>(line.substr(1));
   if (!count || *count > kArgumentsMax) return bad("invalid multibulk length");
   if (*count > kArgumentsBeforeAuth && !authenticated_) {
     return bad("unauthenticated multibulk length");
@@ -160,14 +111,15 @@ RequestParser::State RequestParser::start(ByteView input, std::size_t& consumed)
 }
 
 RequestParser::State RequestParser::inline_command(std::string_view line) {
+  // Whoever quotes means something else than words.
+  if (line.find_first_of("\"'") != line.npos) return bad("quotes in a request of one line");
   auto words = words_of(line);
-  if (!words) return bad("unbalanced quotes in request");
-  if (words->empty()) return State::kNeedMore;
+  if (words.empty()) return State::kNeedMore;
   if (std::ranges::any_of(
-          *words, [&](const std::string& word) { return word.size() > limits_.value_bytes_max; })) {
+          words, [&](const std::string& word) { return word.size() > limits_.value_bytes_max; })) {
     return bad("invalid bulk length");
   }
-  arguments_ = std::move(*words);
+  arguments_ = std::move(words);
   step_ = Step::kDone;
   return State::kCommand;
 }
@@ -185,7 +137,7 @@ RequestParser::State RequestParser::header(ByteView input, std::size_t& consumed
   }
   std::string_view line = text.substr(1, end - 1);
   if (line.ends_with('\r')) line.remove_suffix(1);
-  const auto length = number(line);
+  const auto length = number<std::int64_t>(line);
   if (!length || *length < 0 || static_cast<std::size_t>(*length) > limits_.value_bytes_max) {
     return bad("invalid bulk length");
   }

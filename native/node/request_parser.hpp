@@ -1,6 +1,6 @@
 #pragma once
 // RequestParser: commands as clients send them, out of bytes that come in any pieces: arrays of
-// bulks, and lines of text as people type them.
+// bulks, and lines of words without quotes, as probes send them.
 //
 // The value of a SET is not taken in: next() stops in front of it and says how long it is; the
 // caller moves those bytes where they belong and reports them with take_value(). Its argument stays

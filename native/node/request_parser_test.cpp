@@ -51,16 +51,16 @@ TEST(RequestParser, CommandsAreTheSameHoweverTheyAreCut) {
   }
 }
 
-TEST(RequestParser, LinesAreSplitAsShellsDo) {
-  EXPECT_EQ(read("SET k \"a b\\x41\\n\" 'it\\'s'\r\n"), "SET|k|a bA\n|it's ");
-  EXPECT_EQ(read("GET \"\"\n"), "GET| ");
-  EXPECT_EQ(read("GET \"open\r\n"), "ERR Protocol error: unbalanced quotes in request");
-  EXPECT_EQ(read("GET \"a\"b\r\n"), "ERR Protocol error: unbalanced quotes in request");
+TEST(RequestParser, ALineIsWordsAndQuotesAreRefused) {
+  EXPECT_EQ(read(" SET\tk  v \r\n\r\n \nPING\n"), "SET|k|v PING ");
+  EXPECT_EQ(read("GET \"a b\"\r\n"), "ERR Protocol error: quotes in a request of one line");
+  EXPECT_EQ(read("GET a'b\r\n"), "ERR Protocol error: quotes in a request of one line");
 }
 
 TEST(RequestParser, WhatIsNoRequestIsRefusedInValkeysWords) {
   const std::string before = "ERR Protocol error: ";
   EXPECT_EQ(read("*x\r\n"), before + "invalid multibulk length");
+  EXPECT_EQ(read("*01\r\n"), before + "invalid multibulk length");
   EXPECT_EQ(read("*20000000\r\n"), before + "invalid multibulk length");
   EXPECT_EQ(read("*1\r\nfoo\r\n"), before + "expected '$', got 'f'");
   EXPECT_EQ(read("*1\r\n$-1\r\n"), before + "invalid bulk length");

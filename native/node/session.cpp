@@ -17,6 +17,11 @@ std::string unknown(const Arguments& arguments) {
   return "ERR unknown command '" + shown(arguments[0]) + "', with args beginning with: " + first;
 }
 
+std::string forbidden(const User& user, std::string_view command) {
+  return "NOPERM User " + user.name + " has no permissions to run the '" + std::string(command) +
+         "' command";
+}
+
 bool arity_fits(int arity, std::size_t count) {
   return arity >= 0 ? count == static_cast<std::size_t>(arity)
                     : count >= static_cast<std::size_t>(-arity);
@@ -214,8 +219,7 @@ std::string Session::refusal(const CommandSpec& command, const Arguments& argume
   const bool reads = (command.flags & CommandSpec::kRead) != 0;
   if ((writes && !user_->writes()) || (reads && !user_->reads()) ||
       ((command.flags & CommandSpec::kAdmin) != 0 && !user_->admin)) {
-    return "NOPERM User " + user_->name + " has no permissions to run the '" + lower(command.name) +
-           "' command";
+    return forbidden(*user_, lower(command.name));
   }
   if (command.first_key == 0) return {};
   const std::size_t first = static_cast<std::size_t>(command.first_key);
@@ -235,6 +239,12 @@ bool Session::has_arity(const Arguments& arguments, int arity) {
   if (arity_fits(arity, arguments.size())) return true;
   fail("ERR wrong number of arguments for '" + lower(arguments[0]) + "|" + lower(arguments[1]) +
        "' command");
+  return false;
+}
+
+bool Session::is_admin(std::string_view command) {
+  if (user_->admin) return true;
+  fail(forbidden(*user_, command));
   return false;
 }
 
@@ -275,7 +285,8 @@ bool Session::log_in(std::string_view name, std::string_view password) {
 void Session::deliver() {
   Clients::News news = context_.clients.take(id_);
   const SessionLimits& limits = context_.limits;
-  if (news.killed || outbox_.bytes() > limits.unread_bytes_max + limits.announced_bytes_max) {
+  const std::size_t texts_max = limits.unread_text_bytes_max + limits.announced_bytes_max;
+  if (news.killed || outbox_.text_bytes() > texts_max) {
     dropped_ = true;
     return;
   }

@@ -85,13 +85,10 @@ class Session {
 
   // Commands; see commands.cpp.
   void ping(const Arguments& arguments);
-  void echo(const Arguments& arguments);
   void hello(const Arguments& arguments);
   void auth(const Arguments& arguments);
   void client(const Arguments& arguments);
   void select(const Arguments& arguments);
-  void quit(const Arguments& arguments);
-  void reset(const Arguments& arguments);
   void get(const Arguments& arguments);
   void lease(const Arguments& arguments);
   void release(const Arguments& arguments);
@@ -101,18 +98,11 @@ class Session {
   void strlen(const Arguments& arguments);
   void ttl(const Arguments& arguments);
   void pttl(const Arguments& arguments);
-  void expire(const Arguments& arguments);
-  void pexpire(const Arguments& arguments);
-  void persist(const Arguments& arguments);
   void type(const Arguments& arguments);
-  void keys(const Arguments& arguments);
   void dbsize(const Arguments& arguments);
   void scan(const Arguments& arguments);
   void info(const Arguments& arguments);
-  void memory(const Arguments& arguments);
   void config(const Arguments& arguments);
-  void function(const Arguments& arguments);
-  void command(const Arguments& arguments);
   void flush(const Arguments& arguments);
 
  private:
@@ -131,6 +121,8 @@ class Session {
   void unknown_subcommand(const Arguments& arguments);
   // Whether there are so many arguments behind a word and its second one; else answers.
   bool has_arity(const Arguments& arguments, int arity);
+  // Whether this user may use a command of administrators; else answers.
+  bool is_admin(std::string_view command);
 
   void parse(ByteView bytes);
   std::size_t parse_some(ByteView bytes);
@@ -151,15 +143,12 @@ class Session {
   std::optional<WriteOptions> set_options(const Arguments& arguments);
   std::vector<std::string> matching(std::uint64_t& cursor, std::size_t count,
                                     std::string_view pattern);
-  void expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name);
   void ttl_in(const Arguments& arguments, std::int64_t unit_ms);
 
-  void client_list(const Arguments& arguments);
+  void client_list();
   void client_kill(const Arguments& arguments);
   void client_tracking(const Arguments& arguments);
   void client_info();
-  void config_get(const Arguments& arguments);
-  void config_set(const Arguments& arguments);
 
   Context& context_;
   const std::uint64_t id_;

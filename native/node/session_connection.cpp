@@ -1,7 +1,6 @@
 // The commands of a session about connections: its own, and those of others.
 
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "node/numbers.hpp"
@@ -11,35 +10,23 @@ namespace kvferry::node {
 namespace {
 
 constexpr std::size_t kPrefixesMax = 64;
-constexpr std::size_t kNameBytesMax = 256;  // of a client or its library
+constexpr std::size_t kNameBytesMax = 256;  // of a client
 
 // One line of CLIENT LIST.
 std::string line_of(const ClientEntry& client, UnixMs now) {
   return "id=" + std::to_string(client.id) + " addr=" + client.address + " name=" + client.name +
          " age=" + std::to_string(std::max<UnixMs>(now - client.since, 0) / 1000) +
          " flags=" + (client.tracking() ? "tB" : "N") + " db=0" + " user=" + client.user +
-         " resp=" + std::to_string(client.protocol) + " lib-name=" + client.library +
-         " lib-ver=" + client.library_version;
+         " resp=" + std::to_string(client.protocol);
 }
 
-// Of a type of client; nothing: there is no such type. Here all are normal.
-std::optional<bool> is_normal(std::string_view type) {
-  if (same_word(type, "normal")) return true;
-  constexpr std::array<std::string_view, 5> kOthers{"pubsub", "master", "primary", "replica",
-                                                    "slave"};
-  for (const std::string_view other : kOthers) {
-    if (same_word(type, other)) return false;
-  }
-  return std::nullopt;
-}
-
-// Why a client may not give this as `what`; empty: it may.
-std::string name_refusal(std::string_view name, std::string what) {
+// Why a client may not have this name; empty: it may.
+std::string name_refusal(std::string_view name) {
   if (name.size() > kNameBytesMax) {
-    return "ERR " + what + " cannot be longer than " + std::to_string(kNameBytesMax) + " bytes.";
+    return "ERR Client names cannot be longer than " + std::to_string(kNameBytesMax) + " bytes.";
   }
   if (std::ranges::all_of(name, [](char c) { return c >= '!' && c <= '~'; })) return {};
-  return "ERR " + what + " cannot contain spaces, newlines or special characters.";
+  return "ERR Client names cannot contain spaces, newlines or special characters.";
 }
 
 }  // namespace
@@ -53,30 +40,11 @@ void Session::ping(const Arguments& arguments) {
   }
 }
 
-void Session::echo(const Arguments& arguments) { reply().bulk(arguments[1]); }
-
-void Session::quit(const Arguments&) {
-  reply().simple("OK");
-  closing_ = true;
-}
-
 void Session::select(const Arguments& arguments) {
   const auto database = number<std::int64_t>(arguments[1]);
   if (!database) return fail("ERR value is not an integer or out of range");
   if (*database != 0) return fail("ERR DB index is out of range");
   reply().simple("OK");
-}
-
-void Session::reset(const Arguments&) {
-  resp3_ = false;
-  leases_.clear();  // log_in() keeps those of the same user
-  context_.clients.update(id_, [](ClientEntry& client) {
-    client.name.clear();
-    client.protocol = 2;
-    client.prefixes.clear();
-  });
-  log_in(context_.access.anonymous(on_unix_));
-  reply().simple("RESET");
 }
 
 void Session::auth(const Arguments& arguments) {
@@ -113,7 +81,7 @@ void Session::hello(const Arguments& arguments) {
     }
   }
   if (name_at != 0) {
-    const std::string why = name_refusal(arguments[name_at], "Client names");
+    const std::string why = name_refusal(arguments[name_at]);
     if (!why.empty()) return fail(why);
   }
   if (auth_at != 0 && !log_in(arguments[auth_at], arguments[auth_at + 1])) return;
@@ -149,37 +117,16 @@ void Session::client(const Arguments& arguments) {
     if (has_arity(arguments, 2)) reply().integer(static_cast<std::int64_t>(id_));
   } else if (same_word(word, "SETNAME")) {
     if (!has_arity(arguments, 3)) return;
-    const std::string why = name_refusal(arguments[2], "Client names");
+    const std::string why = name_refusal(arguments[2]);
     if (!why.empty()) return fail(why);
     set_name(arguments[2]);
-    reply().simple("OK");
-  } else if (same_word(word, "GETNAME")) {
-    if (!has_arity(arguments, 2)) return;
-    std::string name;
-    context_.clients.update(id_, [&](const ClientEntry& client) { name = client.name; });
-    if (name.empty()) {
-      reply().null();
-    } else {
-      reply().bulk(name);
-    }
-  } else if (same_word(word, "SETINFO")) {
-    if (!has_arity(arguments, 4)) return;
-    const bool library = same_word(arguments[2], "LIB-NAME");
-    if (!library && !same_word(arguments[2], "LIB-VER")) {
-      return fail("ERR Unrecognized option '" + shown(arguments[2]) + "'");
-    }
-    const std::string why = name_refusal(arguments[3], lower(arguments[2]));
-    if (!why.empty()) return fail(why);
-    context_.clients.update(id_, [&](ClientEntry& client) {
-      (library ? client.library : client.library_version) = arguments[3];
-    });
     reply().simple("OK");
   } else if (same_word(word, "INFO")) {
     if (has_arity(arguments, 2)) client_info();
   } else if (same_word(word, "LIST")) {
-    client_list(arguments);
+    if (has_arity(arguments, 2) && is_admin("client|list")) client_list();
   } else if (same_word(word, "KILL")) {
-    client_kill(arguments);
+    if (has_arity(arguments, 4) && is_admin("client|kill")) client_kill(arguments);
   } else if (same_word(word, "TRACKING")) {
     client_tracking(arguments);
   } else {
@@ -193,96 +140,19 @@ void Session::client_info() {
   reply().verbatim(line + "\n");
 }
 
-void Session::client_list(const Arguments& arguments) {
-  if (!user_->admin)
-    return fail("NOPERM User " + user_->name +
-                " has no permissions to run the 'client|list' command");
-  std::vector<std::uint64_t> ids;
-  bool none = false;
-  if (arguments.size() > 2) {
-    if (same_word(arguments[2], "TYPE") && arguments.size() > 3) {
-      const auto known = is_normal(arguments[3]);
-      if (!known) return fail("ERR Unknown client type '" + shown(arguments[3]) + "'");
-      if (arguments.size() > 4) return syntax_error();
-      none = !*known;
-    } else if (same_word(arguments[2], "ID") && arguments.size() > 3) {
-      for (std::size_t i = 3; i < arguments.size(); ++i) {
-        const auto id = number<std::uint64_t>(arguments[i]);
-        if (!id || *id == 0) return fail("ERR Invalid client ID");
-        ids.push_back(*id);
-      }
-    } else {
-      return syntax_error();
-    }
-  }
+void Session::client_list() {
   std::string out;
-  for (const ClientEntry& client : context_.clients.list()) {
-    if (none || (!ids.empty() && std::ranges::find(ids, client.id) == ids.end())) continue;
-    out += line_of(client, now_) + "\n";
-  }
+  for (const ClientEntry& client : context_.clients.list()) out += line_of(client, now_) + "\n";
   reply().verbatim(out);
 }
 
 void Session::client_kill(const Arguments& arguments) {
-  if (!user_->admin)
-    return fail("NOPERM User " + user_->name +
-                " has no permissions to run the 'client|kill' command");
-  if (!has_arity(arguments, -3)) return;
-  std::optional<std::uint64_t> id;
-  std::string_view address, user;
-  bool skip_me = true, none = false;
-  const bool old_form = arguments.size() == 3;
-  if (old_form) {
-    address = arguments[2];
-    skip_me = false;
-  }
-  for (std::size_t i = 2; !old_form && i < arguments.size(); i += 2) {
-    if (i + 1 == arguments.size()) return syntax_error();
-    const std::string& value = arguments[i + 1];
-    if (same_word(arguments[i], "ID")) {
-      const auto wanted = number<std::int64_t>(value);
-      if (!wanted || *wanted < 1) return fail("ERR client-id should be greater than 0");
-      id = static_cast<std::uint64_t>(*wanted);
-    } else if (same_word(arguments[i], "ADDR")) {
-      address = value;
-    } else if (same_word(arguments[i], "USER")) {
-      if (context_.access.find(value) == nullptr) {
-        return fail("ERR No such user '" + shown(value) + "'");
-      }
-      user = value;
-    } else if (same_word(arguments[i], "TYPE")) {
-      const auto known = is_normal(value);
-      if (!known) return fail("ERR Unknown client type '" + shown(value) + "'");
-      none = !*known;
-    } else if (same_word(arguments[i], "SKIPME") && same_word(value, "yes")) {
-      skip_me = true;
-    } else if (same_word(arguments[i], "SKIPME") && same_word(value, "no")) {
-      skip_me = false;
-    } else {
-      return syntax_error();
-    }
-  }
-  std::int64_t count = 0;
-  for (const ClientEntry& client : context_.clients.list()) {
-    const bool me = client.id == id_;
-    if (none || (me && skip_me) || (id && client.id != *id) ||
-        (!address.empty() && client.address != address) || (!user.empty() && client.user != user)) {
-      continue;
-    }
-    ++count;
-    if (me) {
-      closing_ = true;  // after the answer
-    } else {
-      context_.clients.kill(client.id);
-    }
-  }
-  if (!old_form) {
-    reply().integer(count);
-  } else if (count > 0) {
-    reply().simple("OK");
-  } else {
-    fail("ERR No such client");
-  }
+  if (!same_word(arguments[2], "ID")) return syntax_error();
+  const auto id = number<std::int64_t>(arguments[3]);
+  if (!id || *id < 1) return fail("ERR client-id should be greater than 0");
+  // A connection does not end itself, as SKIPME of Valkey has it.
+  const auto wanted = static_cast<std::uint64_t>(*id);
+  reply().integer(wanted != id_ && context_.clients.kill(wanted) ? 1 : 0);
 }
 
 void Session::client_tracking(const Arguments& arguments) {

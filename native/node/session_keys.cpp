@@ -72,9 +72,7 @@ std::optional<WriteOptions> Session::set_options(const Arguments& arguments) {
     const bool timed = same_word(word, "EX") || same_word(word, "PX");
     if (same_word(word, "NX")) {
       options.if_absent = true;
-    } else if (same_word(word, "KEEPTTL") && life_at == 0) {
-      options.keep_ttl = true;
-    } else if (timed && !options.keep_ttl && i + 1 < arguments.size() &&
+    } else if (timed && i + 1 < arguments.size() &&
                (life_at == 0 || same_word(arguments[life_at - 1], word))) {
       life_at = ++i;
     } else {
@@ -151,47 +149,6 @@ void Session::ttl_in(const Arguments& arguments, std::int64_t unit_ms) {
 
 void Session::ttl(const Arguments& arguments) { ttl_in(arguments, 1000); }
 void Session::pttl(const Arguments& arguments) { ttl_in(arguments, 1); }
-void Session::expire(const Arguments& arguments) { expire_at(arguments, 1000, "expire"); }
-void Session::pexpire(const Arguments& arguments) { expire_at(arguments, 1, "pexpire"); }
-
-void Session::expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name) {
-  bool nx = false, xx = false, gt = false, lt = false;
-  for (std::size_t i = 3; i < arguments.size(); ++i) {
-    const std::string& word = arguments[i];
-    if (same_word(word, "NX")) {
-      nx = true;
-    } else if (same_word(word, "XX")) {
-      xx = true;
-    } else if (same_word(word, "GT")) {
-      gt = true;
-    } else if (same_word(word, "LT")) {
-      lt = true;
-    } else {
-      return fail("ERR Unsupported option " + shown(word));
-    }
-  }
-  if (nx && (xx || gt || lt)) {
-    return fail("ERR NX and XX, GT or LT options at the same time are not compatible");
-  }
-  if (gt && lt) return fail("ERR GT and LT options at the same time are not compatible");
-  const auto count = number<std::int64_t>(arguments[2]);
-  if (!count) return fail(kNotInteger);
-  const auto at = moment(now_, *count, unit_ms);
-  if (!at) return fail("ERR invalid expire time in '" + std::string(name) + "' command");
-  const auto facts = context_.values.facts(arguments[1], now_, false);
-  const bool timed = facts && facts->expires != kForever;
-  const bool wanted = facts && !(nx && timed) && !(xx && !timed) &&
-                      !(gt && (!timed || *at <= facts->expires)) &&
-                      !(lt && timed && *at >= facts->expires);
-  reply().integer(wanted && context_.values.expire(arguments[1], *at, now_) ? 1 : 0);
-}
-
-void Session::persist(const Arguments& arguments) {
-  const auto facts = context_.values.facts(arguments[1], now_, false);
-  const bool timed = facts && facts->expires != kForever;
-  reply().integer(timed && context_.values.expire(arguments[1], kForever, now_) ? 1 : 0);
-}
-
 // --- All keys -----------------------------------------------------------------------------------
 
 void Session::dbsize(const Arguments&) {
@@ -212,30 +169,11 @@ std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t co
   return found;
 }
 
-void Session::keys(const Arguments& arguments) {
-  if (arguments[1].size() > kPatternBytesMax) return fail(kLongPattern);
-  std::string listed;
-  std::size_t count = 0;
-  std::uint64_t cursor = 0;
-  do {
-    for (const std::string& key : matching(cursor, kKeysAtOnce, arguments[1])) {
-      Reply(listed, resp3_).bulk(key);
-      ++count;
-    }
-    if (listed.size() > context_.limits.listed_bytes_max) {
-      return fail("ERR there are too many keys for one answer; use SCAN");
-    }
-  } while (cursor != 0);
-  reply().array(count);
-  outbox_.text().append(listed);
-}
-
 void Session::scan(const Arguments& arguments) {
   const auto cursor = cursor_of(arguments[1]);
   if (!cursor) return fail("ERR invalid cursor");
   std::size_t count = kScanCountDefault;
   std::string_view pattern = "*";
-  bool strings = true;
   for (std::size_t i = 2; i < arguments.size(); i += 2) {
     const std::string& word = arguments[i];
     if (i + 1 == arguments.size()) return syntax_error();
@@ -247,8 +185,6 @@ void Session::scan(const Arguments& arguments) {
     } else if (same_word(word, "MATCH")) {
       pattern = arguments[i + 1];
       if (pattern.size() > kPatternBytesMax) return fail(kLongPattern);
-    } else if (same_word(word, "TYPE")) {
-      strings = same_word(arguments[i + 1], "string");
     } else {
       return syntax_error();
     }
@@ -260,31 +196,12 @@ void Session::scan(const Arguments& arguments) {
     const std::size_t part = std::min(count, kKeysAtOnce);
     count -= part;
     for (const std::string& key : matching(next, part, pattern)) {
-      if (!strings) continue;
       Reply(listed, resp3_).bulk(key);
       ++listed_count;
     }
   } while (next != 0 && count > 0 && listed.size() < context_.limits.scanned_bytes_max);
   reply().array(2).bulk(std::to_string(next)).array(listed_count);
   outbox_.text().append(listed);
-}
-
-void Session::memory(const Arguments& arguments) {
-  if (!same_word(arguments[1], "USAGE")) return unknown_subcommand(arguments);
-  if (!has_arity(arguments, -3)) return;
-  if (arguments.size() != 3) {  // SAMPLES n is for values that have elements
-    if (arguments.size() != 5 || !same_word(arguments[3], "SAMPLES")) return syntax_error();
-    const auto samples = number<std::int64_t>(arguments[4]);
-    if (!samples) return fail(kNotInteger);
-    if (*samples < 0) return syntax_error();
-  }
-  if (!user_->may_read(arguments[2])) return fail("NOPERM No permissions to access a key");
-  const auto facts = context_.values.facts(arguments[2], now_, false);
-  if (!facts) {
-    reply().null();
-    return;
-  }
-  reply().integer(static_cast<std::int64_t>(facts->memory_bytes + arguments[2].size()));
 }
 
 void Session::flush(const Arguments& arguments) {

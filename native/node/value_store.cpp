@@ -71,10 +71,6 @@ class PagedValue final : public StoredValue {
     return {begin, std::min(length, size_bytes() - offset)};
   }
 
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override {
-    return pages_.size() * pool_->page_stride_bytes();
-  }
-
  private:
   const std::shared_ptr<mem::PagePool> pool_;
   const std::size_t count_;
@@ -188,7 +184,7 @@ std::optional<Facts> ValueStore::facts(std::string_view key, UnixMs now, bool us
     if (slot != cache::kNone) {
       if (use) policy_->touch(slot, cache::Use::kHere);
       const Slot& place = slots_[slot];
-      facts = Facts{place.value->size_bytes(), place.value->memory_bytes(), place.expires};
+      facts = Facts{place.value->size_bytes(), place.expires};
     }
   }
   tell(gone);
@@ -322,7 +318,7 @@ bool ValueStore::commit(std::string_view key, std::shared_ptr<StoredValue> value
       }
       value_bytes_ += value->size_bytes();
       slots_[slot].value = std::move(value);
-      if (!options.keep_ttl) set_expiry(slot, options.expires);
+      set_expiry(slot, options.expires);
       if (slots_[slot].expires <= now) {
         drop(slot, false, changed, dropped);
       } else {
@@ -345,25 +341,6 @@ bool ValueStore::remove(std::string_view key, UnixMs now) {
     if (there) drop(slot, false, gone, dropped);
   }
   tell(gone);
-  return there;
-}
-
-bool ValueStore::expire(std::string_view key, UnixMs at, UnixMs now) {
-  Keys changed;
-  Dropped dropped;
-  bool there = false;
-  {
-    const std::lock_guard lock(mutex_);
-    const std::uint32_t slot = living(key, now, changed, dropped);
-    there = slot != cache::kNone;
-    if (there && at <= now) {
-      drop(slot, false, changed, dropped);
-    } else if (there) {
-      set_expiry(slot, at);
-      changed.emplace_back(key);
-    }
-  }
-  tell(changed);
   return there;
 }
 

@@ -58,7 +58,6 @@ class ValueStore final : public Values {
   bool commit(std::string_view key, std::shared_ptr<StoredValue> value, WriteOptions options,
               UnixMs now) override;
   bool remove(std::string_view key, UnixMs now) override;
-  bool expire(std::string_view key, UnixMs at, UnixMs now) override;
   void clear() override;
   std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                      const Visit& visit) override;

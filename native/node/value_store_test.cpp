@@ -103,15 +103,14 @@ TEST(ValueStore, ExpiredIsGoneForReadersAndForSweeps) {
   const auto store = test_store(8, &heard);
   EXPECT_TRUE(put(*store, "a", "1", 0, {.expires = 100}));
   EXPECT_TRUE(put(*store, "b", "2", 0, {.expires = 200}));
-  EXPECT_TRUE(put(*store, "a", "3", 0, {.keep_ttl = true}));
-  EXPECT_EQ(stored(*store, "a", 99), "3");
+  EXPECT_EQ(stored(*store, "a", 99), "1");
   heard.text.clear();
   EXPECT_EQ(stored(*store, "a", 100), "(none)");
   EXPECT_EQ(heard.text, "a ");
-  EXPECT_TRUE(store->expire("b", kForever, 150));
+  EXPECT_TRUE(put(*store, "b", "3", 150));  // without an end
   store->sweep(1000);
-  EXPECT_EQ(stored(*store, "b", 1000), "2");
-  EXPECT_TRUE(store->expire("b", 1001, 1000));
+  EXPECT_EQ(stored(*store, "b", 1000), "3");
+  EXPECT_TRUE(put(*store, "b", "4", 1000, {.expires = 1001}));
   store->sweep(1001);
   EXPECT_EQ(store->usage().keys, 0u);
   EXPECT_EQ(store->usage().expired, 2u);

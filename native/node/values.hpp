@@ -40,8 +40,6 @@ class StoredValue {
   [[nodiscard]] virtual MutableBytes piece(std::size_t offset) const noexcept = 0;
   // How many of its first bytes have memory: piece() is for those.
   [[nodiscard]] virtual std::size_t room_bytes() const noexcept { return size_bytes_; }
-  // What it takes of the limit.
-  [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
 
  private:
   const std::size_t size_bytes_;
@@ -52,14 +50,12 @@ using ValuePtr = std::shared_ptr<const StoredValue>;
 
 struct Facts {
   std::size_t size_bytes = 0;
-  std::size_t memory_bytes = 0;
   UnixMs expires = kForever;
 };
 
 struct WriteOptions {
   UnixMs expires = kForever;
   bool if_absent = false;  // NX
-  bool keep_ttl = false;
 };
 
 struct ValuesUsage {
@@ -98,8 +94,6 @@ class Values {
                       WriteOptions options, UnixMs now) = 0;
 
   virtual bool remove(std::string_view key, UnixMs now) = 0;
-  // False: not there. A moment that has passed removes it.
-  virtual bool expire(std::string_view key, UnixMs at, UnixMs now) = 0;
   virtual void clear() = 0;
 
   // Visits up to `count` keys from `cursor` on, or fewer; returns where to go on, 0 at the end. A
@@ -128,7 +122,6 @@ class LentOnly : public Values {
     return false;
   }
   bool remove(std::string_view /*key*/, UnixMs /*now*/) final { return false; }
-  bool expire(std::string_view /*key*/, UnixMs /*at*/, UnixMs /*now*/) final { return false; }
   void clear() final {}
 };
 

@@ -25,7 +25,8 @@ void Batch::add(std::string_view key, MutableBytes buffer) {
                  std::to_string(codec::kValueSizeBytesMax) + " under one key";
     }
   }
-  if (options_.verb != Verb::kPing && (key.empty() || key.size() > kKeyBytesMax)) {
+  const bool keyless = options_.verb == Verb::kPing || options_.verb == Verb::kCall;
+  if ((key.empty() && !keyless) || key.size() > kKeyBytesMax) {
     if (refusal_.empty()) {
       refusal_ = "a key has 1 to 512 bytes, this one " + std::to_string(key.size());
     }
@@ -58,6 +59,15 @@ void Batch::add(std::string_view key, MutableBytes buffer) {
     commands_.push_back(command);
   }
   unsettled_.store(commands_.size(), std::memory_order_relaxed);
+}
+
+void Batch::add_call(std::string_view key, std::string request) {
+  if (request.size() > kCallBytesMax && refusal_.empty()) {
+    refusal_ = "a command has " + std::to_string(request.size()) + " bytes, more than " +
+               std::to_string(kCallBytesMax);
+  }
+  calls_.push_back({.request = std::move(request), .reply = {}});
+  add(key, {});
 }
 
 std::string Batch::refusal() const {

@@ -7,6 +7,8 @@
 // batch is finished (finished = no thread and no kernel call can still touch it). What a GET of
 // framed values reads may also go into memory that `source` names when it comes.
 // Each key is one item. An item is one command on the wire, or several when its value is striped.
+// A kCall is any command, with a key that says which node of a cluster it is for, and has its
+// reply.
 //
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
 // once; the last settle() publishes every result (release/acquire on `unsettled_`).
@@ -27,6 +29,7 @@
 #include "base/result.hpp"
 #include "codec/frame.hpp"
 #include "mem/buffer_source.hpp"
+#include "resp/value.hpp"
 
 namespace kvferry::redis {
 
@@ -92,6 +95,7 @@ class Batch : public RequestState {
 
   // 512 of the caller, and the number of a stripe.
   static constexpr std::size_t kKeyBytesMax = 512 + 6;
+  static constexpr std::size_t kCallBytesMax = kMiB;
 
   explicit Batch(const Options& options) : options_(options) {}
 
@@ -99,6 +103,8 @@ class Batch : public RequestState {
   void reserve(std::size_t items, std::size_t key_bytes);
   // Plain GET/SET name the buffer; the other verbs leave it empty.
   void add(std::string_view key, MutableBytes buffer);
+  // kCall: `request` is the command as it goes over the wire.
+  void add_call(std::string_view key, std::string request);
   void set_deadline(Nanos deadline) noexcept { options_.deadline = deadline; }
   // Why it cannot be sent; empty: it can.
   [[nodiscard]] std::string refusal() const;
@@ -111,6 +117,12 @@ class Batch : public RequestState {
   [[nodiscard]] std::vector<Command>& commands() noexcept { return commands_; }
   // How many commands may be sent at once; the others are deferred.
   [[nodiscard]] std::size_t sendable() const noexcept { return commands_.size() - deferred_count_; }
+  [[nodiscard]] std::string_view request(const Command& command) const noexcept {
+    return calls_[command.item].request;
+  }
+  [[nodiscard]] resp::Value& reply(const Command& command) noexcept {
+    return calls_[command.item].reply;
+  }
   // All commands of the item that `command` belongs to; stripe 0 is the last of them.
   [[nodiscard]] std::span<Command> stripes(const Command& command) noexcept;
   // Bytes of the whole value, all stripes together.
@@ -145,6 +157,8 @@ class Batch : public RequestState {
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const;
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
+  // The one node of a cluster that its commands are for, as "host:port"; empty: by their keys.
+  std::string node;
   // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
   std::shared_ptr<BatchListener> listener;
   // GET, framed: where values land that were added without memory; shared with whoever submitted.
@@ -157,6 +171,10 @@ class Batch : public RequestState {
     std::uint16_t unstored;  // SET: stripes before stripe 0 that are not settled; atomic_ref
     std::size_t size;
   };
+  struct Call {
+    std::string request;
+    resp::Value reply;
+  };
   [[nodiscard]] Status combine(const Item& item, std::uint64_t& size) const noexcept;
 
   Options options_;
@@ -164,6 +182,7 @@ class Batch : public RequestState {
   std::string keys_;
   std::vector<Command> commands_;
   std::vector<Item> items_;
+  std::vector<Call> calls_;  // by item; of kCall alone
   std::size_t payload_bytes_ = 0;
   std::size_t deferred_count_ = 0;
   std::atomic<std::size_t> unsettled_{0};

@@ -340,11 +340,12 @@ void Connection::on_replies(Nanos now) {
 
 void Connection::settled(Work work, Status status, Reason why) {
   const Verb verb = work.batch->options().verb;
+  const bool lends = verb == Verb::kSet || verb == Verb::kCall;
   const bool withdrawn = status == Status::kCancelled || status == Status::kTimeout;
   std::string early;
-  if (!pacing_.answered(work) && (verb == Verb::kSet || !withdrawn)) {
-    // No reply can be its reply. The buffer of a SET goes back to the caller now, so nothing may
-    // be sent from it any more.
+  if (!pacing_.answered(work) && (lends || !withdrawn)) {
+    // No reply can be its reply. The buffer of a SET, or the text of a call, goes back to the
+    // caller now, so nothing may be sent from it any more.
     stop_sending();
     if (!withdrawn) {
       status = Status::kServerError;

@@ -67,6 +67,7 @@ std::string_view word(Verb verb) noexcept {
     case Verb::kDelete:
       return "DEL";
     case Verb::kPing:
+    case Verb::kCall:
       break;
   }
   return "PING";
@@ -79,6 +80,11 @@ void encode(Work work, Outbox& outbox) {
   if (verb == Verb::kSet) {
     encode_set_head(work, outbox);
     encode_set_body(work, outbox);
+    return;
+  }
+  if (verb == Verb::kCall) {
+    outbox.add_payload(as_bytes(work.batch->request(*work.command)));
+    work.command->sent_at = outbox.added_total();
     return;
   }
   resp::Writer writer(outbox.text_space());

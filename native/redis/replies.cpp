@@ -13,6 +13,12 @@ namespace {
 // Reading a header takes a small receive, so that little payload has to be copied behind it.
 constexpr std::size_t kHeaderReadBytes = 4 * kKiB;
 
+bool starts_payload(const resp::Token& token) noexcept {
+  using resp::Type;
+  return token.type == Type::kBulk || token.type == Type::kBulkError ||
+         token.type == Type::kVerbatim;
+}
+
 }  // namespace
 
 Replies::Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value_bytes_max)
@@ -21,6 +27,7 @@ Replies::Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value
       value_bytes_max_(value_bytes_max),
       parser_(static_cast<std::int64_t>(value_bytes_max)),
       slots_(std::make_unique<std::array<Work, kInFlightMax>>()),
+      call_({}),
       scratch_(std::make_unique_for_overwrite<std::array<std::byte, kScratchBytes>>()) {}
 
 void Replies::expect(Work work) {
@@ -136,6 +143,9 @@ bool Replies::store_payload(ByteView bytes) {
     case Destination::kText:
       text_.append(as_text(bytes.first(std::min(used, kErrorTextMax - text_.size()))));
       break;
+    case Destination::kReply:
+      call_.add_payload(as_text(bytes));
+      break;
     case Destination::kDrain:
       break;
   }
@@ -171,14 +181,17 @@ void Replies::note_landed(ByteView piece) noexcept {
 bool Replies::on_token(const resp::Token& token) {
   using resp::Type;
   if (token.type == Type::kBad) return poison(token.text);
-  const bool starts_payload =
-      token.type == Type::kBulk || token.type == Type::kBulkError || token.type == Type::kVerbatim;
+  if (in_flight() > 0 && !token.in_extra && !is_error(token)) {
+    if (released_calls_.test(head_ % kInFlightMax)) return on_released_call(token);
+    const Work work = slot(head_);
+    if (work && work.batch->options().verb == Verb::kCall) return on_call(token);
+  }
   if ((token.in_extra || token.type != Type::kBulk) &&
       parser_.payload_remaining() > drain_bytes_max_) {
     return poison("an unwanted bulk is larger than the drain limit");
   }
   if (token.in_extra) {
-    if (starts_payload) destination_ = Destination::kDrain;
+    if (starts_payload(token)) destination_ = Destination::kDrain;
     return true;
   }
   if (in_flight() == 0) {
@@ -327,8 +340,41 @@ bool Replies::on_scalar(const resp::Token& token) {
       if (token.type != resp::Type::kSimple) return surprise();
       settle_front(Status::kOk);
       return true;
+    case Verb::kCall:  // see on_call()
+      break;
   }
   return surprise();
+}
+
+bool Replies::on_call(const resp::Token& token) {
+  if (starts_payload(token)) destination_ = Destination::kReply;
+  const Work work = slot(head_);
+  switch (call_.take(token, work.batch->reply(*work.command))) {
+    case resp::ValueBuilder::State::kNeedMore:
+      return true;
+    case resp::ValueBuilder::State::kValue:
+      settle_front(Status::kOk);
+      return true;
+    case resp::ValueBuilder::State::kBad:
+      break;
+  }
+  const std::string_view why = call_.error();
+  settle_front(Status::kServerError, why);
+  return poison(why);
+}
+
+bool Replies::is_error(const resp::Token& token) const noexcept {
+  using resp::Type;
+  if (token.type == Type::kPayloadEnd) return destination_ == Destination::kText;
+  return token.depth == 0 && (token.type == Type::kError || token.type == Type::kBulkError);
+}
+
+bool Replies::on_released_call(const resp::Token& token) {
+  outcome_ = Status::kOk;
+  why_ = {};
+  if (starts_payload(token)) return drain(static_cast<std::uint64_t>(token.integer));
+  if (token.ends_reply) settle_front(Status::kOk);
+  return true;
 }
 
 bool Replies::on_server_error(std::string_view text) {
@@ -377,7 +423,11 @@ bool Replies::release(Nanos now) {
     const bool cancelled = work.batch->cancelled();
     if (!cancelled && work.batch->options().deadline > now) continue;
     if (work.batch->options().verb == Verb::kGet) owed += work.command->size;
-    if (index == head_) destination_ = Destination::kDrain;
+    if (index == head_) {
+      destination_ = Destination::kDrain;
+      call_.reset();
+    }
+    if (work.batch->options().verb == Verb::kCall) released_calls_.set(index % kInFlightMax);
     released_.set(index % kInFlightMax);
     sink_.settled(std::exchange(work, {}), cancelled ? Status::kCancelled : Status::kTimeout, {});
   }
@@ -397,6 +447,7 @@ Nanos Replies::next_deadline() const noexcept {
 Work Replies::take_front() {
   check(in_flight() > 0, "a reply is taken only where one is owed");
   released_.reset(head_ % kInFlightMax);
+  released_calls_.reset(head_ % kInFlightMax);
   destination_ = Destination::kDrain;
   return slot(head_++);
 }
@@ -414,8 +465,10 @@ void Replies::reset() noexcept {
   parser_ = resp::Parser(static_cast<std::int64_t>(value_bytes_max_));
   head_ = tail_ = 0;
   released_.reset();
+  released_calls_.reset();
   scratch_begin_ = scratch_end_ = 0;
   destination_ = Destination::kDrain;
+  call_ = resp::ValueBuilder({});
   wants_reconnect_ = declined_ = false;
 }
 

@@ -27,6 +27,7 @@
 #include "codec/frame.hpp"
 #include "redis/work_queue.hpp"
 #include "resp/parser.hpp"
+#include "resp/value.hpp"
 
 namespace kvferry::redis {
 
@@ -96,7 +97,7 @@ class Replies {
   }
 
  private:
-  enum class Destination : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
+  enum class Destination : std::uint8_t { kFrame, kTarget, kCoded, kText, kReply, kDrain };
 
   // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
@@ -112,6 +113,11 @@ class Replies {
   bool on_frame_header();
   bool on_payload_end();
   bool on_scalar(const resp::Token& token);
+  // Part of the reply to a kCall, whose shape may be any; also to one that was released.
+  bool on_call(const resp::Token& token);
+  bool on_released_call(const resp::Token& token);
+  // The whole reply is an error.
+  [[nodiscard]] bool is_error(const resp::Token& token) const noexcept;
   bool on_server_error(std::string_view text);
   bool surprise();
   bool drain(std::uint64_t length);
@@ -130,7 +136,8 @@ class Replies {
   std::unique_ptr<std::array<Work, kInFlightMax>> slots_;
   std::size_t head_ = 0;
   std::size_t tail_ = 0;
-  std::bitset<kInFlightMax> released_;  // by slot
+  std::bitset<kInFlightMax> released_;        // by slot
+  std::bitset<kInFlightMax> released_calls_;  // of those
 
   // The bulk that is coming in.
   Destination destination_ = Destination::kDrain;
@@ -138,6 +145,7 @@ class Replies {
   Status outcome_ = Status::kOk;  // how the command settles once the payload is complete
   std::string_view why_;          // static text
   std::string text_;              // of a bulk error
+  resp::ValueBuilder call_;
   codec::Xxh3 checksum_;
   codec::StripeDecoder decoder_;
   codec::Frame frame_;

@@ -12,6 +12,7 @@ namespace kvferry::redis {
 namespace {
 
 constexpr int kRedirectsAtOnce = 3;  // more than these, and the cluster has not made up its mind
+constexpr std::string_view kNoNode = "no node of the cluster serves the key's slot";
 constexpr Nanos kParkTime = 20 * kMilli;
 
 // A node that imports its first slots is in no map yet, and redirects name it all the same.
@@ -74,8 +75,7 @@ Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
     server->wake_for(lane, indices.size());
   }
   for (const std::uint32_t index : unserved) {
-    unmapped_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable,
-                     "no node of the cluster serves the key's slot");
+    unmapped_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable, kNoNode);
   }
   if (!unserved.empty()) dispatcher_.suspect();
   return Done{};
@@ -96,7 +96,7 @@ void Router::route(Work work) {
   Server* server = target(*view, *work.batch, *work.command);
   if (server != nullptr) return enqueue(*server, work);
   dispatcher_.suspect();
-  unmapped_.settle(work, Status::kUnavailable, "no node of the cluster serves the key's slot");
+  unmapped_.settle(work, Status::kUnavailable, kNoNode);
 }
 
 void Router::enqueue(Server& server, Work work) {
@@ -107,6 +107,12 @@ void Router::enqueue(Server& server, Work work) {
 }
 
 Server* Router::target(const View& view, const Batch& batch, const Command& command) noexcept {
+  if (!batch.node.empty() && !view.slots.empty()) {
+    for (const Shard& shard : view.shards) {
+      if (shard.primary->endpoint().text() == batch.node) return shard.primary.get();
+    }
+    return nullptr;
+  }
   std::size_t index = 0;
   if (!view.slots.empty()) {
     index = view.slots[key_slot(batch.key(command))];
@@ -241,6 +247,20 @@ std::vector<Router::Node> Router::nodes() const {
   all.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) all.push_back(node);
   return all;
+}
+
+std::vector<std::string> Router::primaries() const {
+  const auto view = this->view();
+  if (view == nullptr) return {};
+  std::vector<bool> serves(view->shards.size(), view->slots.empty());
+  for (const std::uint16_t shard : view->slots) {
+    if (shard != SlotMap::kNoShard) serves[shard] = true;
+  }
+  std::vector<std::string> names;
+  for (std::size_t index = 0; index < serves.size(); ++index) {
+    if (serves[index]) names.push_back(view->shards[index].primary->endpoint().text());
+  }
+  return names;
 }
 
 std::shared_ptr<const Router::View> Router::view() const {

@@ -46,6 +46,9 @@ class Router {
   // Sends on what waited for its node to be ready; when to call next.
   Nanos release_parked(Nanos now);
 
+  // Who serves slots, as "host:port"; empty before the first map.
+  [[nodiscard]] std::vector<std::string> primaries() const;
+
   struct Node {
     std::size_t ordinal;  // of its creation: spreads the nodes' connections over the workers
     std::shared_ptr<Server> server;
@@ -88,7 +91,7 @@ class Router {
   };
 
   [[nodiscard]] std::shared_ptr<const View> view() const;
-  // Null: nobody serves the slot.
+  // Null: nobody serves the slot, or the node that the batch is for is none.
   [[nodiscard]] Server* target(const View& view, const Batch& batch,
                                const Command& command) noexcept;
   [[nodiscard]] Server& reader(const Shard& shard) noexcept;

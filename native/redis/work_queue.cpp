@@ -17,6 +17,7 @@ Lane lane_of(Verb verb) noexcept {
     case Verb::kTouch:
     case Verb::kDelete:
     case Verb::kPing:
+    case Verb::kCall:
       break;
   }
   return Lane::kSmall;

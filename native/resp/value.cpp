@@ -31,14 +31,14 @@ void ValueReader::feed(ByteView bytes) {
 }
 
 ValueReader::State ValueReader::next(Value& out) {
-  if (!error_.empty()) return State::kBad;
+  if (!error().empty()) return State::kBad;
   State state = State::kNeedMore;
   while (state == State::kNeedMore) {
     const std::string_view rest = std::string_view(pending_).substr(offset_);
     if (const std::uint64_t owed = parser_.payload_remaining(); owed > 0) {
       if (rest.empty()) break;
       const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(owed, rest.size()));
-      bulk_.text += rest.substr(0, part);
+      builder_.add_payload(rest.substr(0, part));
       parser_.take_payload(part);
       offset_ += part;
       continue;
@@ -47,12 +47,12 @@ ValueReader::State ValueReader::next(Value& out) {
     const Token token = parser_.next(as_bytes(rest), consumed);
     if (token.type == Type::kNeedMore) break;
     offset_ += consumed;
-    state = take(token, out);
+    state = builder_.take(token, out);
   }
   return state;
 }
 
-ValueReader::State ValueReader::take(const Token& token, Value& out) {
+ValueBuilder::State ValueBuilder::take(const Token& token, Value& out) {
   if (token.type == Type::kBad) return bad(token.text);
   const bool is_payload =
       token.type == Type::kBulk || token.type == Type::kBulkError || token.type == Type::kVerbatim;
@@ -96,7 +96,7 @@ ValueReader::State ValueReader::take(const Token& token, Value& out) {
   }
 }
 
-ValueReader::State ValueReader::place(Value value, Value& out) {
+ValueBuilder::State ValueBuilder::place(Value value, Value& out) {
   while (!open_.empty()) {
     // An attribute annotates the next element and is none itself.
     if (value.type == Type::kAttribute) return State::kNeedMore;
@@ -113,13 +113,16 @@ ValueReader::State ValueReader::place(Value value, Value& out) {
   return State::kValue;
 }
 
-ValueReader::State ValueReader::bad(std::string_view reason) noexcept {
+ValueBuilder::State ValueBuilder::bad(std::string_view reason) noexcept {
   error_ = reason;
+  reset();
+  return State::kBad;
+}
+
+void ValueBuilder::reset() noexcept {
   open_.clear();
   bulk_ = {};
-  pending_.clear();
-  offset_ = 0;
-  return State::kBad;
+  text_bytes_ = values_ = 0;
 }
 
 }  // namespace kvferry::resp

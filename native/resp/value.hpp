@@ -1,9 +1,9 @@
 #pragma once
 // Value: one whole RESP2/RESP3 reply as a tree, for control connections; never for payload.
 //
-// ValueReader builds it from bytes as they arrive, on top of resp::Parser. Give it what was
-// received with feed(), then call next() until it says kNeedMore; several replies and pushes may
-// come in one piece, and one reply in many. Attributes are read and dropped.
+// ValueBuilder makes it of the tokens of a parser. ValueReader does so from bytes as they arrive:
+// give it what was received with feed(), then call next() until it says kNeedMore; several replies
+// and pushes may come in one piece, and one reply in many. Attributes are read and dropped.
 //
 // Memory: a reply may hold text_bytes_max bytes of text and values_max values, each limit counted
 // as they arrive; no claimed length or count reserves anything. With the defaults a hostile server
@@ -50,7 +50,7 @@ struct Value {
   bool operator==(const Value&) const = default;
 };
 
-class ValueReader {
+class ValueBuilder {
  public:
   struct Limits {
     std::size_t text_bytes_max = 4 * kMiB;
@@ -58,22 +58,16 @@ class ValueReader {
   };
   enum class State : std::uint8_t { kNeedMore, kValue, kBad };
 
-  ValueReader() noexcept : ValueReader(Limits{}) {}
-  explicit ValueReader(Limits limits) noexcept
-      : limits_(limits), parser_(static_cast<std::int64_t>(limits.text_bytes_max)) {}
+  explicit ValueBuilder(Limits limits) noexcept : limits_(limits) {}
 
-  // Takes received bytes; they are copied. Requires: next() said kNeedMore since the last feed().
-  void feed(ByteView bytes);
-
-  // Moves the next reply or push into `out`; is_push() tells which. Otherwise `out` stays.
-  State next(Value& out);
-
-  // Why next() said kBad; a sentence without any of the server's text.
+  // The next token; the one that completes a reply or a push moves it into `out`.
+  State take(const Token& token, Value& out);
+  // A part of the payload that the last token announced.
+  void add_payload(std::string_view part) { bulk_.text += part; }
+  // Forgets the reply that began.
+  void reset() noexcept;
+  // Why take() said kBad; a sentence without any of the server's text.
   [[nodiscard]] std::string_view error() const noexcept { return error_; }
-  // Whether nothing is half-read.
-  [[nodiscard]] bool at_boundary() const noexcept {
-    return parser_.at_boundary() && offset_ == pending_.size();
-  }
 
  private:
   struct Level {
@@ -81,21 +75,46 @@ class ValueReader {
     std::int64_t remaining;  // elements still to come
   };
 
-  State take(const Token& token, Value& out);
   // A value is complete: puts it into the aggregate around it, and says whether that was the last
   // of a reply.
   State place(Value value, Value& out);
   State bad(std::string_view reason) noexcept;
 
   Limits limits_;
-  Parser parser_;
-  std::string pending_;  // received; parsed up to offset_
-  std::size_t offset_ = 0;
   std::vector<Level> open_;  // aggregates that are not complete, outermost first
   Value bulk_;               // the bulk whose payload is arriving
   std::size_t text_bytes_ = 0;
   std::size_t values_ = 0;  // both of the present reply
   std::string_view error_;  // a literal
+};
+
+class ValueReader {
+ public:
+  using Limits = ValueBuilder::Limits;
+  using State = ValueBuilder::State;
+
+  ValueReader() noexcept : ValueReader(Limits{}) {}
+  explicit ValueReader(Limits limits) noexcept
+      : parser_(static_cast<std::int64_t>(limits.text_bytes_max)), builder_(limits) {}
+
+  // Takes received bytes; they are copied. Requires: next() said kNeedMore since the last feed().
+  void feed(ByteView bytes);
+
+  // Moves the next reply or push into `out`; is_push() tells which. Otherwise `out` stays.
+  State next(Value& out);
+
+  // Why next() said kBad; see ValueBuilder.
+  [[nodiscard]] std::string_view error() const noexcept { return builder_.error(); }
+  // Whether nothing is half-read.
+  [[nodiscard]] bool at_boundary() const noexcept {
+    return parser_.at_boundary() && offset_ == pending_.size();
+  }
+
+ private:
+  Parser parser_;
+  ValueBuilder builder_;
+  std::string pending_;  // received; parsed up to offset_
+  std::size_t offset_ = 0;
 };
 
 }  // namespace kvferry::resp

@@ -209,6 +209,7 @@ void Node::execute(Wire& wire, Verb verb, const Words& words, std::size_t count)
     case Verb::kTouch:
       return tell(find(*entry) != nullptr ? Deed::kYes : Deed::kNo);
     case Verb::kPing:  // names no key; see answer()
+    case Verb::kCall:
       return;
     case Verb::kDelete: {
       const bool had = find(*entry) != nullptr;

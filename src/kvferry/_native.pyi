@@ -35,6 +35,14 @@ class Client:
         Waits without the GIL: statuses, sizes as u64, seconds, the first error.
         """
 
+    def call(self, commands: Sequence[Sequence[bytes]], key: bytes, node: str, timeout_s: float) -> tuple[tuple[bytes, bytes, float, str | None, type[Exception] | None], list[Any]]:
+        """
+        Any commands, to a node of a cluster, or to whoever has a key; as run(), with replies.
+        """
+
+    def primaries(self) -> list[str]:
+        """Who serves slots; nobody before that is known."""
+
     def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None, type[Exception] | None]]]: ...
 
     def drain_log(self) -> list[tuple[int, str]]: ...

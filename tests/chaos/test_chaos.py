@@ -52,6 +52,6 @@ def test_chaos_of_instances_that_share(seconds: float) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stage", ["cluster", "sentinel"])
+@pytest.mark.parametrize("stage", ["tcp", "tls"])
 def test_chaos_of_the_pure_client(stage: str) -> None:
     run_chaos(stage, PURE_S, "--pure")

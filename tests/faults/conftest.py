@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_wanted(item: pytest.Item) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
+    if params.get("connect") == "pure" and params.get("way") in ("cluster", "sentinel"):
+        return False  # it speaks to one server
     kind = params.get("server", params.get("kind"))
     return kind not in KINDS or KIND_OF.get(params.get("way", ""), kind) == kind
 

@@ -299,7 +299,7 @@ def test_a_refusal_is_told_once(
 @pytest.mark.parametrize(
     "lie",
     [
-        {"version": 2},
+        {"version": p.VERSION + 1},
         {"session": 0},
         {"page_bytes": 1},
         {"page_stride": 100},

@@ -28,13 +28,13 @@ PROGRAM = """
 import os, signal, sys, time
 from kvferry.server import protocol as p
 from support.engines import CHUNK, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, prompt_of
 
 endpoint, step, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def reserve():
     global reserved
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
 
 def half():
     peer.pages.copy(reserved.pages[:4], [bytes(peer.registered.page_bytes)] * 4, True, 1)
@@ -47,18 +47,18 @@ def commit():
 
 def lease():
     global leased
-    leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+    leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
     assert len(leased.pages) == 8
 
 def pin():
-    assert peer.want(p.Count, p.Pin, hashes_of(tokens), len(tokens)).count == 8
+    assert peer.want(p.Count, p.Pin, prompt_of(tokens)).count == 8
 
 def release():
     assert peer.want(p.Count, p.Release, [leased.lease]).count == 1
 
 def again():
     global reserved
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(other))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(other))
 
 steps = {
     "connect": lambda: None,

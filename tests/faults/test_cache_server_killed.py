@@ -19,7 +19,7 @@ from support import clock
 from support.cache_server import CacheServerProcess
 from support.cache_worker import CacheWorker
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, prompt_of
 from support.stamps import until
 
 
@@ -122,7 +122,7 @@ def test_a_server_that_was_stopped_does_not_take_its_engines_for_dead(tmp_path: 
     times = {"KVFERRY_SERVER_TUNING": '{"heartbeat_s": 0.5, "dead_after_s": 2}'}
     with CacheServerProcess(tmp_path, mib=1, **times) as server, Peer(server.endpoint) as peer:
         assert peer.attach().store(tokens) == 4
-        leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+        leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
         server.signal(signal.SIGSTOP)
         time.sleep(2.5)
         server.signal(signal.SIGCONT)

@@ -25,7 +25,7 @@ from kvferry.server import Client
 from kvferry.server import protocol as p
 from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, hashes_of, prompt_of
 from support.stamps import until
 
 THREADS = 4
@@ -80,13 +80,13 @@ class Soak:
         return self.peer.say(kind, *fields, **named)
 
     def look(self, tokens: list[int]) -> None:
-        found = self.say(p.LookupRequest, hashes_of(tokens), touch=self.rng.random() < 0.5)
+        found = self.say(p.LookupRequest, prompt_of(tokens), touch=self.rng.random() < 0.5)
         assert 0 <= found.tiers["l1"] <= len(tokens) // CHUNK
         self.say(self.rng.choice((p.Ping, p.Stats)))
-        self.say(p.Explain, hashes_of(tokens), len(tokens))
+        self.say(p.Explain, prompt_of(tokens))
 
     def store(self, tokens: list[int]) -> None:
-        reserved = self.say(p.Reserve, hashes_of(tokens))
+        reserved = self.say(p.Reserve, prompt_of(tokens))
         assert isinstance(reserved, p.ReservedPages), reserved
         if not reserved.reservation:
             return
@@ -102,14 +102,14 @@ class Soak:
 
     def read(self, tokens: list[int]) -> None:
         if self.rng.random() < 0.1:
-            self.say(p.Retrieve, hashes_of(tokens), len(tokens))
+            self.say(p.Retrieve, prompt_of(tokens))
             self.leave(tokens)  # with a lease
         else:
             self.requests += 2
             self.peer.read(tokens)  # it checks every byte
 
     def pin(self, tokens: list[int]) -> None:
-        pinned = self.say(p.Pin, hashes_of(tokens), len(tokens)).count
+        pinned = self.say(p.Pin, prompt_of(tokens)).count
         assert self.say(p.Unpin, hashes_of(tokens)).count == pinned
 
     def wrong(self, tokens: list[int]) -> None:
@@ -118,7 +118,7 @@ class Soak:
         assert self.say(p.Release, [number]).count == 0
         assert self.say(p.Reserve, b"odd").code == "usage"
         self.peer.session = number
-        assert self.say(p.LookupRequest, hashes_of(tokens)).code == "session"
+        assert self.say(p.LookupRequest, prompt_of(tokens)).code == "session"
         self.peer.session = session
         self.requests += 1
         assert self.peer.raw(self.rng.randbytes(40)).code == "message"

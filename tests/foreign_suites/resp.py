@@ -12,6 +12,7 @@ from typing import Any
 
 from foreign_suites.outcome import Outcome, Skips
 from support.node_server import NodeServer
+from support.resp import ReplyError
 
 LIMIT_S = 600
 
@@ -23,7 +24,8 @@ def run(checkout: Path, node: NodeServer) -> Outcome:
     """Run them."""
     outcome = Outcome("resp-compatibility", "cts.json", Skips.read("resp.yaml"))
     cases = json.loads((checkout / "cts.json").read_text(encoding="utf-8"))
-    ours = {name.decode() for name, *_ in node.cli("COMMAND")}
+    used = {command for case in cases for command in _commands(case)}
+    ours = {command for command in used if _has(node, command)}
     fitting = [case for case in cases if _commands(case) <= ours]
     outcome.note = f"{len(cases) - len(fitting)} of {len(cases)} use other commands"
     outcome.skipped = [case["name"] for case in fitting if outcome.skips.has(case["name"])]
@@ -52,6 +54,14 @@ def read(outcome: Outcome) -> None:
                 outcome.failed[match[1]] = ""
         elif match := _WHY.match(line):
             outcome.failed[match[1]] = match[2]
+
+
+def _has(node: NodeServer, command: str) -> bool:
+    try:
+        node.cli(command)
+    except ReplyError as error:
+        return not str(error).startswith("ERR unknown command")
+    return True
 
 
 def _commands(case: dict[str, Any]) -> set[str]:

@@ -13,6 +13,7 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config.tuning import ServerTuning
 from kvferry.server import protocol as p
 from kvferry.server.client.session_connection import greet
@@ -20,7 +21,7 @@ from kvferry.server.server import Server
 from support.cache_server import running
 from support.clock import now_s
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, prompt_of
 from support.stamps import until
 
 Connect = Callable[..., Peer]
@@ -64,9 +65,9 @@ def test_a_longer_prompt_reserves_what_is_new(connect: Connect) -> None:
     short = prompt(4 * CHUNK, seed=1)
     long = short + prompt(3 * CHUNK, seed=2)
     peer.store(short)
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(long))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(long))
     assert reserved.chunks == [4, 5, 6]
-    found = peer.want(p.Found, p.LookupRequest, hashes_of(long))
+    found = peer.want(p.Found, p.LookupRequest, prompt_of(long))
     assert (found.tiers, found.coming) == ({"l1": 4}, 3)
     peer.write(reserved, long)
     assert peer.want(p.Committed, p.Commit, reserved.reservation).chunks == 3
@@ -76,12 +77,12 @@ def test_a_longer_prompt_reserves_what_is_new(connect: Connect) -> None:
 def test_pages_that_were_not_written_are_no_chunks(connect: Connect) -> None:
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     peer.write(reserved, tokens)
     done = peer.want(p.Committed, p.Commit, reserved.reservation, b"\x01\x01\x00\x01")
     assert done.chunks == 3
     assert peer.read(tokens)[0] == 2
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     assert reserved.chunks == [2]
     assert type(peer.say(p.Commit, reserved.reservation, b"\x01\x01")) is p.Failure
     peer.want(p.Done, p.Abort, reserved.reservation)
@@ -92,12 +93,12 @@ def test_pages_that_were_not_written_are_no_chunks(connect: Connect) -> None:
 def test_nobody_ends_what_another_one_holds(connect: Connect) -> None:
     one, other = connect().attach(), connect().attach()
     tokens = prompt(2 * CHUNK)
-    reserved = one.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    reserved = one.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     assert other.want(p.Committed, p.Commit, reserved.reservation).chunks == 0
     other.want(p.Done, p.Abort, reserved.reservation)
     one.write(reserved, tokens)
     assert one.want(p.Committed, p.Commit, reserved.reservation).chunks == 2
-    leased = one.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+    leased = one.want(p.Leased, p.Retrieve, prompt_of(tokens))
     assert other.want(p.Count, p.Release, [leased.lease]).count == 0
     assert one.want(p.Count, p.Release, [leased.lease]).count == 1
 
@@ -105,10 +106,11 @@ def test_nobody_ends_what_another_one_holds(connect: Connect) -> None:
 def test_pages_come_after_the_lock(server: Server, connect: Connect) -> None:
     peer = connect()
     peer.register()
-    some = hashes_of(prompt(CHUNK))
+    some = prompt_of(prompt(CHUNK))
     for kind, fields in (
-        *((kind, (some,)) for kind in (p.LookupRequest, p.Reserve, p.Unpin)),
-        *((kind, (some, 16)) for kind in (p.Retrieve, p.Prefetch, p.Pin, p.Explain)),
+        *((kind, (some,)) for kind in (p.LookupRequest, p.Reserve, p.Retrieve)),
+        *((kind, (some,)) for kind in (p.Prefetch, p.Pin, p.Explain)),
+        (p.Unpin, (some.hashes,)),
         *((kind, ()) for kind in (p.Stats, p.Clear)),
     ):
         failure = peer.say(kind, *fields)
@@ -123,7 +125,7 @@ def test_pages_come_after_the_lock(server: Server, connect: Connect) -> None:
     ("changes", "code", "words"),
     [
         ({"version": 0}, "version", "same release"),
-        ({"version": 2}, "version", "same release"),
+        ({"version": p.VERSION + 1}, "version", "same release"),
         ({"digest": bytes(16)}, "identity", "same version"),
         ({"digest": b""}, "identity", "same version"),
         ({"identity": {}}, "identity", "layout"),
@@ -150,7 +152,7 @@ def test_who_does_not_know_the_token_is_told_nothing(tmp_path: Path, token: str 
         assert peer.register(version=99, **more).code == "token"
         assert peer.say(p.Hello, **shown).code == "token"
         assert peer.say(p.Ping).code == "session"
-        assert peer.say(p.LookupRequest, hashes_of(prompt(CHUNK))).code == "session"
+        assert peer.say(p.LookupRequest, prompt_of(prompt(CHUNK))).code == "session"
         assert server.shards == []
         assert server.status()["pool"]["segments"] == []
         told = peer.register(process="", token="the-token")
@@ -167,14 +169,15 @@ def test_chunks_of_another_size_share_the_pool(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wide = replace(IDENTITY, layout=replace(LAYOUT, chunk_size=2 * CHUNK))
-    caplog.set_level(logging.INFO, "kvferry.server")
+    caplog.set_level(logging.INFO, "kvferry")
     sizes = {"chunk_size": CHUNK, "cache": {"chunk_size": CHUNK}}  # as the command line sets them
     with running(tmp_path, mib=1, **sizes) as server:
         endpoint = server.config.endpoints[0]
         with Peer(endpoint) as one, Peer(endpoint, identity=wide) as other:
             assert one.say(p.Hello).chunk_size == CHUNK  # before there is a session
             one.attach().store(prompt(CHUNK))
-            assert other.attach().want(p.ReservedPages, p.Reserve, hashes_of(prompt(CHUNK))).pages
+            asked = read_prompt(prompt(2 * CHUNK), 2 * CHUNK, b"")
+            assert other.attach().want(p.ReservedPages, p.Reserve, asked).pages
             pool = server.status()["pool"]
     assert len(pool["segments"]) == 2
     assert pool["granted_bytes"] <= pool["bytes"] == 1 << 20
@@ -247,14 +250,28 @@ def test_garbage_is_answered_and_hurts_nobody(
 
 def test_hashes_that_are_cut(connect: Connect) -> None:
     peer = connect().attach()
-    for kind, fields in (
-        (p.LookupRequest, ()),
-        (p.Reserve, ()),
-        (p.Retrieve, (16,)),
-        (p.Unpin, ()),
-    ):
-        assert peer.say(kind, b"short", *fields).code == "usage", kind
-    assert peer.say(p.LookupRequest, bytes(16 * (p.HASHES_MAX + 1))).code == "usage"
+    for kind in (p.LookupRequest, p.Reserve, p.Retrieve, p.Prefetch, p.Pin, p.Explain):
+        frame = msgspec.to_builtins(kind(7, peer.session, 1000, prompt_of(prompt(CHUNK))))
+        frame[4][0] = b"short"
+        reply = peer.raw(msgspec.msgpack.encode(frame))
+        assert (type(reply), reply.id, reply.code) == (p.Failure, 7, "message"), kind
+    assert peer.want(p.Count, p.Unpin, b"short").count == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Prompt(bytes(16 * (p.HASHES_MAX + 1)), 1 << 40, CHUNK),
+        Prompt(bytes(32), CHUNK, CHUNK),  # fewer tokens than those of its chunks
+        Prompt(bytes(32), 4 * CHUNK, CHUNK, start_tokens=3 * CHUNK),
+        Prompt(bytes(32), 4 * CHUNK, 2 * CHUNK),  # chunks of another length
+    ],
+    ids=["hashes", "tokens", "start", "size"],
+)
+def test_a_prompt_that_cannot_be_here(connect: Connect, other: Prompt) -> None:
+    peer = connect().attach()
+    for kind in (p.Reserve, p.Retrieve, p.Prefetch, p.Pin, p.Explain, p.LookupRequest):
+        assert peer.say(kind, other).code == "usage", kind
 
 
 def test_an_unknown_session(connect: Connect) -> None:
@@ -268,9 +285,9 @@ def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Co
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
     peer.store(tokens)
-    peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
-    peer.want(p.ReservedPages, p.Reserve, hashes_of(prompt(4 * CHUNK, seed=9)))
-    peer.want(p.Count, p.Pin, hashes_of(tokens), len(tokens))
+    peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
+    peer.want(p.ReservedPages, p.Reserve, prompt_of(prompt(4 * CHUNK, seed=9)))
+    peer.want(p.Count, p.Pin, prompt_of(tokens))
     peer.want(p.Done, p.Unregister)
     assert peer.say(p.Ping).code == "session"
     assert server.status()["fenced_pages"] == 4  # it could still write to them
@@ -289,12 +306,12 @@ def test_a_silent_engine_loses_its_holds_and_not_the_memory(
     """One that was stopped could wake in the middle of a copy: its pages stay out of use."""
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
-    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     server._sessions.dead_after_s = 1.0
     until(lambda: not server.status()["sessions"], 20)
     server._sessions.dead_after_s = 60.0
     other = connect().attach()
-    others = other.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+    others = other.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     assert others.chunks == [0, 1, 2, 3]
     assert not set(others.pages) & set(reserved.pages)
     other.write(others, tokens)
@@ -317,10 +334,10 @@ def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
         tokens = prompt(2 * CHUNK)
         peer.store(tokens)
         server._take_over(server.config.replace(tuning=ServerTuning(lease_s=0.5)))
-        leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+        leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
         until(lambda: not server.status()["sessions"][0]["leases"], 5)
         assert peer.want(p.Count, p.Release, [leased.lease]).count == 0
-        reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(prompt(CHUNK, seed=3)))
+        reserved = peer.want(p.ReservedPages, p.Reserve, prompt_of(prompt(CHUNK, seed=3)))
         assert reserved.chunks == [0]
         until(lambda: not server.status()["sessions"], 5)  # who is late may be anything
         assert server.status()["sessions_ended"] == {"late": 1}
@@ -330,19 +347,19 @@ def test_one_engine_cannot_have_all_pages(server: Server, connect: Connect) -> N
     greedy, modest = connect().attach(), connect().attach()
     pages = server.status()["pool"]["bytes"] // LAYOUT.chunk_bytes
     asked = prompt(2 * pages * CHUNK)
-    reserved = greedy.want(p.ReservedPages, p.Reserve, hashes_of(asked))
+    reserved = greedy.want(p.ReservedPages, p.Reserve, prompt_of(asked))
     assert 0 < len(reserved.pages) <= pages // 2
     assert reserved.shed == 2 * pages - len(reserved.pages)
-    again = greedy.want(p.ReservedPages, p.Reserve, hashes_of(prompt(8 * CHUNK, seed=4)))
+    again = greedy.want(p.ReservedPages, p.Reserve, prompt_of(prompt(8 * CHUNK, seed=4)))
     assert (again.pages, again.shed) == ([], 8)
     assert modest.store(prompt(4 * CHUNK, seed=5)) == 4
     # Nor by reading, nor by pinning.
     greedy.want(p.Done, p.Abort, reserved.reservation)
     half = prompt((pages // 2) * CHUNK, seed=6)
     greedy.store(half)
-    while greedy.want(p.Leased, p.Retrieve, hashes_of(half), len(half)).pages:
+    while greedy.want(p.Leased, p.Retrieve, prompt_of(half)).pages:
         assert server.status()["sessions"][0]["pages"] <= pages // 2
-    assert greedy.want(p.Count, p.Pin, hashes_of(half), len(half)).count == 0
+    assert greedy.want(p.Count, p.Pin, prompt_of(half)).count == 0
     assert modest.store(prompt(4 * CHUNK, seed=7)) == 4
 
 
@@ -405,7 +422,7 @@ def test_clear_and_stats_and_explain(connect: Connect) -> None:
     peer = connect().attach()
     tokens = prompt(4 * CHUNK + 1)
     peer.store(tokens)
-    report = peer.want(p.Report, p.Explain, hashes_of(tokens), len(tokens)).report
+    report = peer.want(p.Report, p.Explain, prompt_of(tokens)).report
     assert "4 in l1" in report["text"]
     assert peer.want(p.Report, p.Stats).report["memory"]["ready"] == 4
     peer.want(p.Done, p.Observe, 100, 0, 0.5)

@@ -20,7 +20,7 @@ from kvferry.server.memory import restart
 from kvferry.server.memory.segments import SHARED_MEMORY, sweep
 from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
-from support.raw_peer import Peer, hashes_of
+from support.raw_peer import Peer, prompt_of
 from support.stamps import until
 
 
@@ -96,7 +96,7 @@ def test_a_page_that_changed_is_a_miss(tmp_path: Path, chunk: int) -> None:
     tokens = prompt(6 * CHUNK)
     with keeping(tmp_path) as server, connect(server) as peer:
         peer.attach().store(tokens)
-        leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+        leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
         assert peer.registered is not None
         at = leased.pages[chunk] * peer.registered.page_stride + 17
     with server.segments()[0].open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
@@ -111,11 +111,11 @@ def test_who_still_writes_to_a_page_keeps_it_in_the_next_server(tmp_path: Path) 
     tokens = prompt(4 * CHUNK)
     with keeping(tmp_path) as server:
         late = connect(server).attach()
-        reserved = late.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+        reserved = late.want(p.ReservedPages, p.Reserve, prompt_of(tokens))
     try:
         with keeping(tmp_path) as server, connect(server) as peer:
             assert server.status()["fenced_pages"] == 4
-            others = peer.attach().want(p.ReservedPages, p.Reserve, hashes_of(tokens))
+            others = peer.attach().want(p.ReservedPages, p.Reserve, prompt_of(tokens))
             assert not set(others.pages) & set(reserved.pages)
             late.write(reserved, prompt(4 * CHUNK, 9))  # into nobody's page
             peer.write(others, tokens)

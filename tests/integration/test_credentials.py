@@ -119,11 +119,12 @@ def test_over_tls_and_in_a_cluster(
     secured = start("redis7", tls=True, password="unused", users=[USER])
     cluster = fresh_cluster("valkey", users=[CACHE_USER + IN_A_CLUSTER])
     sizes = {f"cache:{index}": MIB for index in range(16)}
-    for target in (tls_port_of(secured), cluster):
+    targets = [tls_port_of(secured), *([cluster] if kind in NATIVE else [])]
+    for target in targets:
         with opened(kind, target, credentials=provider) as client, within(10):
             assert store(client, sizes).ok
             assert fetch(client, sizes).result.ok
-    assert sum(node.cli("DBSIZE") for node in cluster.nodes) == 16
+    assert sum(node.cli("DBSIZE") for node in cluster.nodes) == 16 * (kind in NATIVE)
     assert not any(node.cli("ACL", "LOG") for node in cluster.nodes)
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from kvferry.base.errors import UnavailableError
 from kvferry.client.batch import BatchResult
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry_lab.doctor import traffic
 from kvferry_lab.doctor.facts import ClientNeed, SameHostFacts, Severity
 from kvferry_lab.doctor.run import DoctorPlan, run_doctor
-from kvferry_lab.doctor.traffic import Limits, PureClients, measure_rate, measure_rtt
+from kvferry_lab.doctor.traffic import Limits, measure_rate, measure_rtt
 from support.cluster import Cluster
 from support.proxy import FaultProxy
 from support.servers import TestServer
@@ -56,18 +57,7 @@ def test_rates_and_a_clean_server(valkey: TestServer) -> None:
     assert valkey.cli("DBSIZE") == 0
 
 
-def test_without_the_extension(valkey: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "_open", PureClients)
-    facts = measure_rate(config(valkey.url), NEED, SMALL, silent)
-    assert facts.skipped == ""
-    assert list(facts.by_connections) == [1, 3]
-    assert valkey.cli("DBSIZE") == 0
-
-
-@pytest.mark.parametrize("client", ["native", "pure"])
-def test_rates_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
-    if client == "pure":
-        monkeypatch.setattr(traffic, "_open", PureClients)
+def test_rates_of_a_cluster(cluster: Cluster) -> None:
     facts, _ = run_doctor(DoctorPlan(config=config(cluster.url), limits=SMALL))
     assert facts.traffic.skipped == ""
     assert list(facts.traffic.by_connections) == [1, 3]
@@ -79,11 +69,11 @@ def test_its_keys_are_its_own_and_do_not_stay(
 ) -> None:
     server = start("valkey", users=["user probe on >secret ~kvferry:doctor:* +@all"])
 
-    class Forgetful(PureClients):
-        def batch_delete(self, keys: object) -> BatchResult:
+    class Forgetful(RedisClient):
+        def batch_delete(self, keys: object, **options: object) -> BatchResult:
             return BatchResult(b"", (), 0.0)
 
-    monkeypatch.setattr(traffic, "_open", Forgetful)
+    monkeypatch.setattr(traffic, "RedisClient", Forgetful)
     url = server.url.replace("redis://", "redis://probe:secret@")
     facts = measure_rate(config(url), NEED, SMALL, silent)
     assert facts.skipped == "", "the user may touch nothing else"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kvferry import TieredCache
 from kvferry.cache.store.store_tiers import space_of

@@ -15,6 +15,7 @@ import redis
 from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
+from support.cluster import Cluster
 from support.pure import MIB, connect, payload
 from support.scripted import (
     Handler,
@@ -26,6 +27,7 @@ from support.scripted import (
     resp2_only,
     silent,
 )
+from support.sentinel import SentinelGroup
 from support.servers import TestServer
 from support.stamps import until, within
 
@@ -372,3 +374,40 @@ def test_statistics(server: TestServer) -> None:
     assert (stats["batches"], stats["keys"], stats["connects"]) == (2, 5, 1)
     assert (stats["ok"], stats["miss"], stats["size_mismatch"]) == (3, 1, 1)
     assert (stats["bytes_sent"], stats["bytes_received"]) == (30, 10)
+
+
+# Not for many servers.
+
+
+@pytest.mark.parametrize(
+    "url", ["redis+cluster://localhost", "redis+sentinel://localhost/mymaster"]
+)
+def test_the_address_of_many_servers_names_the_other_client(url: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"one server; use kvferry\.RedisClient"):
+        PureRedisClient.from_url(url)
+
+
+def test_a_server_of_many_names_the_other_client(
+    cluster: Cluster, sentinels: SentinelGroup
+) -> None:
+    for host, port in ((cluster.host, cluster.port), (sentinels.host, sentinels.port)):
+        with (
+            PureRedisClient(host, port) as client,
+            within(5),
+            pytest.raises(errors.UnavailableError, match=r"use kvferry\.RedisClient"),
+        ):
+            client.exists("k")
+
+
+@pytest.mark.parametrize("word", [b"MOVED", b"ASK"])
+def test_a_redirect_is_not_followed(word: bytes) -> None:
+    with (
+        ScriptedServer(answer(b"-%b 1 127.0.0.1:1\r\n" % word, b"GET"), MiniStore()) as server,
+        connect(server) as client,
+        within(5),
+    ):
+        client.set("k", b"v")
+        with pytest.raises(errors.ServerError, match=r"cluster.*use kvferry\.RedisClient"):
+            client.get("k", bytearray(1))
+        assert client.exists("k")
+        assert client.stats()["connects"] == 1

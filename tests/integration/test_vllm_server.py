@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kvferry.chunks.identity import Identity
-from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.blocks.copier import BlockCopier
@@ -53,7 +52,6 @@ class Engine:
         self.half = WorkerHalf(
             self.held,
             copier,
-            chunk_size=CHUNK,
             chunk_blocks=CHUNK_BLOCKS,
             load_timeout_s=5.0,
         )
@@ -63,9 +61,9 @@ class Engine:
 
     def save(self, blocks: list[int]) -> None:
         """Save the prompt's chunks out of these blocks, and wait until that is done."""
-        hashes = self.prompt().first(len(blocks) // CHUNK_BLOCKS)
+        prompt = self.prompt().cut(len(blocks) // CHUNK_BLOCKS)
         before = self.done("saved_chunks", "shed_chunks", "known_chunks")
-        self.half.begin_step(Work(saves=[SaveJob("a", hashes, 0, blocks)]))
+        self.half.begin_step(Work(saves=[SaveJob("a", prompt, 0, blocks)]))
         self.half.end_step()
         wanted = before + len(blocks) // CHUNK_BLOCKS
         until(lambda: self.done("saved_chunks", "shed_chunks", "known_chunks") == wanted, 10)
@@ -73,8 +71,10 @@ class Engine:
     def load(self, blocks: list[int], first: int = 0) -> set[int]:
         """Load chunks from `first` on into these blocks; those that were not filled."""
         count = len(blocks) // CHUNK_BLOCKS
-        hashes = self.prompt().hashes[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES]
-        self.half.start_loads(Work(loads=[LoadJob("a", hashes, blocks)]))
+        hashes = self.prompt().part(first, first + count)
+        tokens = len(PROMPT)
+        prompt = Prompt(hashes, tokens, CHUNK, start_tokens=first * CHUNK)
+        self.half.start_loads(Work(loads=[LoadJob("a", prompt, blocks)]))
         until(lambda: self.half.finished() == {"a"}, 15)
         return self.half.failed_blocks()
 

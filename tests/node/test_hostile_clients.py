@@ -43,8 +43,8 @@ signal.pause()
 USER = "peer:word"  # of the lender
 KEY = "kvf:test:01" + 30 * "0"  # of the first chunk that is lent
 GREEDY = {
-    "texts": b"COMMAND DOCS\r\n" * 400,
-    "keys": b"KEYS *\r\nSCAN 0 COUNT 100000\r\n" * 200,
+    "texts": b"INFO\r\n" * 800,
+    "keys": b"SCAN 0 COUNT 100000\r\n" * 400,
     "values": b"GET %b\r\n" % KEY.encode() * 200,
 }
 

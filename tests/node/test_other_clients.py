@@ -27,28 +27,24 @@ def test_redis_py(node: NodeServer, protocol: int) -> None:
         assert talk.set("a", b"x", nx=True) is None
         assert talk.get("a") == b"\0\r\n"
         assert 98 <= talk.ttl("a") <= 100
-        assert talk.pexpire("a", 50_000) is True
-        assert 0 < talk.pttl("a") <= 50_000
-        assert talk.persist("a") is True
-        assert talk.ttl("a") == -1
-        assert talk.exists("a", "b") == 1
+        assert 98_000 <= talk.pttl("a") <= 100_000
+        assert talk.set("b", b"x") is True
+        assert talk.ttl("b") == -1
+        assert talk.exists("a", "b", "c") == 2
         assert talk.strlen("a") == 3
         assert talk.type("a") == b"string"
         for index in range(100):
             talk.set(f"many:{index}", index)
         assert len(set(talk.scan_iter(match="many:*", count=7))) == 100
-        assert sorted(talk.keys("many:1?")) == [b"many:%d" % index for index in range(10, 20)]
-        assert talk.dbsize() == 101
-        assert talk.memory_usage("a") > 0
+        found = sorted(talk.scan_iter("many:1?", count=1000))
+        assert found == [b"many:%d" % index for index in range(10, 20)]
+        assert talk.dbsize() == 102
         assert talk.config_get("max*")["maxmemory"] == str(node.node.stats()["size_bytes"])
-        assert talk.config_set("maxclients", 9_999) is True
         assert talk.info()["role"] == "master"
         assert talk.client_setname("me") is True
-        assert talk.client_getname() in ("me", b"me")
-        assert [each["name"] for each in talk.client_list() if int(each["id"]) == talk.client_id()]
-        assert talk.command_count() > 20
-        assert "get" in talk.command()
-        assert talk.function_flush() in (True, b"OK")
+        mine = [each for each in talk.client_list() if int(each["id"]) == talk.client_id()]
+        assert [each["name"] for each in mine] == ["me"]
+        assert talk.client_kill_filter(_id=999_999) == 0
         assert talk.unlink("a", "many:0") == 2
         with pytest.raises(redis.ResponseError, match="unknown command 'LPUSH'"):
             talk.lpush("list", "x")

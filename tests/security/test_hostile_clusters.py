@@ -24,7 +24,6 @@ SETTINGS: dict[str, Any] = {
     "stall_timeout_s": 0.5,
     "reconnect_max_s": 0.1,
 }
-KINDS = ("native", "pure")
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,9 @@ def victim() -> Iterator[Victim]:
         yield victim
 
 
-def attack(victim: Victim, kind: str, crowd: Crowd, **settings: Any) -> list[str]:
+def attack(victim: Victim, crowd: Crowd, **settings: Any) -> list[str]:
     """What the calls came to, after looking at what they cost."""
-    cost = victim.suffer(kind, crowd.host, crowd.port, **SETTINGS, **settings)
+    cost = victim.suffer("native", crowd.host, crowd.port, **SETTINGS, **settings)
     print(cost, crowd.connections)
     assert cost.descriptors < DESCRIPTORS_MAX
     assert cost.growth_bytes < 64 * MIB
@@ -45,30 +44,27 @@ def attack(victim: Victim, kind: str, crowd: Crowd, **settings: Any) -> list[str
     return cost.statuses
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nodes", [1000, 5000])
-def test_a_map_of_too_many_nodes(victim: Victim, kind: str, nodes: int) -> None:
+def test_a_map_of_too_many_nodes(victim: Victim, nodes: int) -> None:
     with Crowd(nodes) as crowd:
-        attack(victim, kind, crowd, wait_s=1.0)
+        attack(victim, crowd, wait_s=1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("word", [b"MOVED", b"ASK"])
-def test_redirects_to_ever_new_nodes(victim: Victim, kind: str, word: bytes) -> None:
+def test_redirects_to_ever_new_nodes(victim: Victim, word: bytes) -> None:
     def elsewhere(turn: int) -> bytes:
         address = loopback(turn).encode(), crowd.port
         return b"-%b %d %b:%d\r\n" % (word, turn % 16384, *address)
 
     with Crowd(redirect=elsewhere) as crowd:
-        statuses = attack(victim, kind, crowd, calls=("get",) * 2, keys=1000, wait_s=0.5)
+        statuses = attack(victim, crowd, calls=("get",) * 2, keys=1000, wait_s=0.5)
     assert "OK" not in statuses
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("word", [b"MOVED", b"ASK"])
-def test_redirects_in_a_circle(victim: Victim, kind: str, word: bytes) -> None:
+def test_redirects_in_a_circle(victim: Victim, word: bytes) -> None:
     with Crowd(redirect=lambda _: b"-%b 5 127.0.0.1:%d\r\n" % (word, crowd.port)) as crowd:
-        attack(victim, kind, crowd, keys=50)
+        attack(victim, crowd, keys=50)
         assert crowd.connections < 50
 
 
@@ -92,18 +88,16 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("host", HOSTS)
-def test_redirects_to_what_is_no_host(victim: Victim, kind: str, host: str) -> None:
+def test_redirects_to_what_is_no_host(victim: Victim, host: str) -> None:
     with Crowd(redirect=lambda _: HOSTS[host]) as crowd:
-        statuses = attack(victim, kind, crowd, calls=("get",))
+        statuses = attack(victim, crowd, calls=("get",))
     assert statuses[0] in ("SERVER_ERROR", "UNAVAILABLE", "TIMEOUT")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_redirects_to_names_that_must_be_looked_up(victim: Victim, kind: str) -> None:
+def test_redirects_to_names_that_must_be_looked_up(victim: Victim) -> None:
     with Crowd(redirect=lambda turn: b"-MOVED 5 n%d.invalid:6379\r\n" % turn) as crowd:
-        attack(victim, kind, crowd, keys=200)
+        attack(victim, crowd, keys=200)
 
 
 MAPS = {
@@ -122,12 +116,9 @@ MAPS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("read_from", ["primary", "replica"])
 @pytest.mark.parametrize("name", MAPS)
-def test_maps_that_no_cluster_has(victim: Victim, kind: str, name: str, read_from: str) -> None:
-    if kind == "pure" and read_from == "replica":
-        pytest.skip("the pure client reads from primaries")
+def test_maps_that_no_cluster_has(victim: Victim, name: str, read_from: str) -> None:
     with Crowd(slots=MAPS[name]) as crowd:
-        statuses = attack(victim, kind, crowd, calls=("get",), read_from=read_from)
+        statuses = attack(victim, crowd, calls=("get",), read_from=read_from)
     assert statuses[0] in ("UNAVAILABLE", "TIMEOUT")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import tidy
@@ -203,3 +203,23 @@ def test_aims_are_told_when_asked_for(tmp_path: Path) -> None:
     assert plant(tmp_path, "src/kvferry/chunks/keys.py", "# a\n" * 201) == []
     (finding,) = tidy.check(tmp_path, aims=True)
     assert "aims for 200" in finding.message
+
+
+@pytest.mark.parametrize(("what", "most"), [("modules", 2), ("lines", 5)])
+def test_what_weighs_more_than_it_may_is_told(tmp_path: Path, what: str, most: int) -> None:
+    files = []
+    for name, lines in (("a/one.py", 2), ("b/two.py", 3), ("c/three.py", 9), ("a/four.txt", 9)):
+        files.append(PurePosixPath(name))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n" * lines)
+    weights = ((("a", "b"), what, most),)
+    assert not list(tidy._weights(tmp_path, files, weights))
+    (finding,) = tidy._weights(tmp_path, files, ((("a", "b"), what, most - 1),))
+    assert f"{most} {what} in a and b" in str(finding)
+
+
+def test_ceilings_of_weight_are_near_what_stands() -> None:
+    """A ceiling far above the tree holds nothing."""
+    lower = tuple((folders, what, int(most * 0.95)) for folders, what, most in tidy.WEIGHTS)
+    files = list(tidy.source_files(ROOT))
+    assert len(list(tidy._weights(ROOT, files, lower))) == len(lower)

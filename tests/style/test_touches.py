@@ -15,6 +15,7 @@ import prose
 import pytest
 
 from kvferry import _native
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.native import _native_fields
 from kvferry.config.client import ClientConfig
 from kvferry.config.setting import specs
@@ -129,3 +130,16 @@ def test_what_is_no_setting_is_in_native_code_what_it_is_in_python() -> None:
 
 def test_jobs_of_stores_have_the_limit_of_clients() -> None:
     assert job_limit_s(100 << 20) == ClientConfig().deadline_s(100 << 20)
+
+
+def test_fact_of_a_prompt_stands_in_two_files() -> None:
+    """Where it is declared, and where an engine's request says it; messages carry whole prompts."""
+    declared, said_by = said("a fact of a prompt")
+    for fact in ("start_tokens", "computed_tokens", "queued", "source"):
+        assert fact in Prompt.__struct_fields__
+        written = files_with(rf"\b{fact}=(known|first)\b")
+        assert written == {said_by}, (fact, written)
+        assert declared in files_with(rf"(?m)^    {fact}: ")
+    named = files_with(r"\bcomputed_tokens\b.*\bqueued\b|\bqueued\b.*\bcomputed_tokens\b")
+    ranks = {"src/kvferry/integrations/vllm/connector/ranks.py"}
+    assert named <= ranks, "an encoding fact by fact"

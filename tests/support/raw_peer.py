@@ -11,6 +11,7 @@ import zmq
 from kvferry import _native
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.keys import chunk_hashes
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.server import protocol as p
 from support.engines import CHUNK, IDENTITY, expected
 
@@ -20,6 +21,11 @@ T = TypeVar("T")
 def hashes_of(tokens: list[int], salt: bytes = b"") -> bytes:
     """As messages have them."""
     return b"".join(chunk_hashes(tokens, CHUNK, salt))
+
+
+def prompt_of(tokens: list[int], salt: bytes = b"") -> Prompt:
+    """As messages have it."""
+    return read_prompt(tokens, CHUNK, salt)
 
 
 class Peer:
@@ -104,7 +110,7 @@ class Peer:
 
     def store(self, tokens: list[int], salt: bytes = b"") -> int:
         """Store a prompt; how many chunks were new."""
-        reserved = self.want(p.ReservedPages, p.Reserve, hashes_of(tokens, salt))
+        reserved = self.want(p.ReservedPages, p.Reserve, prompt_of(tokens, salt))
         if not reserved.reservation:
             return 0
         self.write(reserved, tokens, salt)
@@ -113,7 +119,7 @@ class Peer:
     def read(self, tokens: list[int], salt: bytes = b"") -> tuple[int, p.Leased]:
         """Retrieve a prompt, check every byte, release; how many chunks were right."""
         assert self.pages is not None
-        leased = self.want(p.Leased, p.Retrieve, hashes_of(tokens, salt), len(tokens))
+        leased = self.want(p.Leased, p.Retrieve, prompt_of(tokens, salt))
         size = self.identity.layout.chunk_bytes
         buffers = [bytearray(size) for _ in leased.pages]
         self.pages.copy(leased.pages, buffers, False, 1)

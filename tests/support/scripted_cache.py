@@ -124,7 +124,7 @@ class ScriptedServer:
         if kind is p.Ping:
             return p.Pong(id, self.incarnation, 1.0)
         if kind is p.LookupRequest:
-            return p.Found(id, {"l1": len(self._held(request.hashes))})
+            return p.Found(id, {"l1": len(self._held(request.prompt.hashes))})
         if kind is p.Reserve:
             return self._reserve(request)
         if kind is p.Commit:
@@ -132,17 +132,18 @@ class ScriptedServer:
             self._index |= chunks
             return p.Committed(id, len(chunks))
         if kind is p.Retrieve:
-            pages = self._held(request.hashes)
+            pages = self._held(request.prompt.hashes)
             lease = self._new() if pages else 0
             self.leases |= {lease} - {0}
-            whole = len(pages) * HASH_BYTES == len(request.hashes)
+            whole = len(pages) == request.prompt.chunks
             return p.Leased(id, lease, pages, {"l1": len(pages)}, "" if whole else "never_stored")
         if kind is p.Release:
             known = self.leases & {*request.leases}
             self.leases -= known
             return p.Count(id, len(known))
         if kind in (p.Prefetch, p.Pin, p.Unpin):
-            return p.Count(id, len(self._held(request.hashes)))
+            hashes = request.hashes if kind is p.Unpin else request.prompt.hashes
+            return p.Count(id, len(self._held(hashes)))
         if kind is p.Clear:
             count = len(self._index)
             self._index.clear()
@@ -172,7 +173,7 @@ class ScriptedServer:
         return p.Registered(request.id, **{**fields, **self.registered})
 
     def _reserve(self, request: p.Reserve) -> p.ReservedPages:
-        hashes = _split(request.hashes)
+        hashes = _split(request.prompt.hashes)
         wanted = [i for i, h in enumerate(hashes) if i >= request.first and h not in self._index]
         taken = len(self._index) + sum(map(len, self._reserved.values()))
         chunks = wanted[: self._pages - taken]

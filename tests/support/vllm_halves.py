@@ -40,9 +40,7 @@ class Vllm:
             self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=SOON_S
         )
         self.copier = PlainCopier(200, LAYOUT.layers, LAYER_BYTES)
-        self.worker = WorkerHalf(
-            self.engine, self.copier, chunk_size=CHUNK, chunk_blocks=2, load_timeout_s=3.0
-        )
+        self.worker = WorkerHalf(self.engine, self.copier, chunk_blocks=2, load_timeout_s=3.0)
         self._count = 0
 
     def hurry(self) -> None:

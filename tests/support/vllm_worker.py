@@ -90,7 +90,7 @@ class Cache:
 
 
 def half_of(cache: Cache, copier: Any, **settings: Any) -> WorkerHalf:
-    settings = {"load_timeout_s": 30.0, "chunk_size": CHUNK, "chunk_blocks": 2, **settings}
+    settings = {"load_timeout_s": 30.0, "chunk_blocks": 2, **settings}
     return WorkerHalf(cache, copier, **settings)
 
 
@@ -101,13 +101,18 @@ def plain() -> PlainCopier:
     return copier
 
 
+def prompt_of(first: int, end: int) -> Prompt:
+    hashes = HASHES[first * 16 : end * 16]
+    return Prompt(hashes, end * CHUNK, CHUNK, start_tokens=first * CHUNK)
+
+
 def save(first: int, blocks: list[int], request_id: str = "s") -> SaveJob:
     end = first + len(blocks) // 2
-    return SaveJob(request_id, HASHES[: end * 16], first, blocks)
+    return SaveJob(request_id, prompt_of(0, end), first, blocks)
 
 
 def load(first: int, blocks: list[int], request_id: str = "l") -> LoadJob:
-    return LoadJob(request_id, HASHES[first * 16 : (first + len(blocks) // 2) * 16], blocks)
+    return LoadJob(request_id, prompt_of(first, first + len(blocks) // 2), blocks)
 
 
 def step(half: WorkerHalf, work: Work, layers: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Self
 
 from kvferry.config.endpoints import ipc_path
-from kvferry.server.loop.zmtp import GREETING, READY_CLIENT, ZmtpParser, framed
+from kvferry.rpc.zmtp import GREETING, READY_CLIENT, ZmtpParser, framed
 
 LIMIT_S = 10.0
 DEALER = READY_CLIENT

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from kvferry.base.shown import in_line
+from kvferry.chunks.prompt import Prompt
 from kvferry.server import protocol as p
 from kvferry.sharing.controller.jobs import Jobs, Step
 from kvferry.sharing.controller.journal import Journal
@@ -89,7 +90,7 @@ def test_a_number_that_is_none_is_no_message_of_a_controller() -> None:
 
 REQUESTS: dict[str, Make] = {
     "process": lambda text: p.Register(1, 0, 0, 1, {}, DIGEST, process=text),
-    "source": lambda text: p.LookupRequest(1, 0, 0, DIGEST, source=text),
+    "source": lambda text: p.LookupRequest(1, 0, 0, Prompt(DIGEST, 4, 4, source=(text, 1))),
     "series": lambda text: p.Counted(1, 0, 0, {text: {}}),
     "labels": lambda text: p.Counted(1, 0, 0, {"tokens": {text: 1.0}}),
 }

@@ -1,4 +1,4 @@
-"""What a server may make the pure-Python client hold: the size of a reply, the number of nodes."""
+"""What a server may make the pure-Python client hold: the size of a reply."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tracemalloc
 
 import pytest
 
-from kvferry.client.pure.cluster import STRANGERS_MAX, Cluster
 from kvferry.client.pure.resp import (
     NEED_MORE,
     REPLY_BYTES_MAX,
@@ -15,7 +14,6 @@ from kvferry.client.pure.resp import (
     ProtocolError,
     ReplyParser,
 )
-from kvferry.config import ClientConfig
 from support.pure import MIB
 from support.resp import bulk
 
@@ -114,16 +112,3 @@ def test_aggregates_inside_what_is_dropped_are_no_elements() -> None:
 @pytest.mark.parametrize("form", [b"-%b\r\n", b"!5\r\n%b\r\n"])
 def test_what_is_no_text_does_not_swell(form: bytes) -> None:
     assert fed(form % b"ERR\xff\xfe").next() == ErrorReply("ERR\ufffd\ufffd")
-
-
-# Nodes.
-
-
-def test_redirects_introduce_few_strangers() -> None:
-    config = ClientConfig(host="seed", topology="cluster", nodes=("other:7000",))
-    cluster = Cluster(config, {})
-    met = [("stranger", 1 + index) for index in range(STRANGERS_MAX)]
-    assert all(cluster.meet(address) for address in met)
-    assert not cluster.meet(("stranger", 1 + STRANGERS_MAX))
-    assert all(cluster.meet(address) for address in (*met, *config.seeds))
-    assert not cluster.meet(("stranger", 1 + STRANGERS_MAX))

@@ -9,11 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvferry.chunks.prompt import Prompt
 from kvferry.server import protocol as p
 
 HASHES = bytes(range(32))
 GENERATION = b"g" * 16
-GENERATION_HEX = f"c4 10 {GENERATION.hex()}"
+PROMPT = Prompt(HASHES, 40, 16, GENERATION, 0, 8, (2, 3), 0.0, ("h", 1))
+PROMPT_HEX = (
+    f"99 c4 20 {HASHES.hex()} 28 10 c4 10 {GENERATION.hex()} 00 08 92 02 03"
+    " cb 0000000000000000 92 a1 68 01"
+)
 SHARED = b"everyone"
 SHARED_HEX = f"c4 08 {SHARED.hex()}"
 HEAD = (7, 9, 250)  # id, session, timeout_ms
@@ -31,27 +36,27 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "Attached": (p.Attached(*HEAD), f"94 02 {HEAD_HEX}"),
     "Lookup": (
-        p.LookupRequest(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3], "h:1"),
-        f"9a 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3 {GENERATION_HEX} 95 28 00 08 02 03 a3 683a31",
+        p.LookupRequest(*HEAD, PROMPT, False, True),
+        f"97 03 {HEAD_HEX} {PROMPT_HEX} c2 c3",
     ),
     "Reserve": (
-        p.Reserve(*HEAD, HASHES, 1, GENERATION),
-        f"97 04 {HEAD_HEX} c4 20 {HASHES.hex()} 01 {GENERATION_HEX}",
+        p.Reserve(*HEAD, PROMPT, 1),
+        f"96 04 {HEAD_HEX} {PROMPT_HEX} 01",
     ),
     "Commit": (p.Commit(*HEAD, 300, b"\1\0"), f"96 05 {HEAD_HEX} cd 012c c4 02 0100"),
     "Abort": (p.Abort(*HEAD, 300), f"95 06 {HEAD_HEX} cd 012c"),
     "Retrieve": (
-        p.Retrieve(*HEAD, HASHES, 40, GENERATION, [40, 0, 8, 2, 3], "h:1"),
-        f"99 07 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX} 95 28 00 08 02 03 a3 683a31",
+        p.Retrieve(*HEAD, PROMPT),
+        f"95 07 {HEAD_HEX} {PROMPT_HEX}",
     ),
     "Release": (p.Release(*HEAD, [1, 2]), f"95 08 {HEAD_HEX} 92 01 02"),
     "Prefetch": (
-        p.Prefetch(*HEAD, HASHES, 40, True, GENERATION),
-        f"98 09 {HEAD_HEX} c4 20 {HASHES.hex()} 28 c3 {GENERATION_HEX}",
+        p.Prefetch(*HEAD, PROMPT, True),
+        f"96 09 {HEAD_HEX} {PROMPT_HEX} c3",
     ),
     "Pin": (
-        p.Pin(*HEAD, HASHES, 40, GENERATION),
-        f"97 0a {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX}",
+        p.Pin(*HEAD, PROMPT),
+        f"95 0a {HEAD_HEX} {PROMPT_HEX}",
     ),
     "Unpin": (p.Unpin(*HEAD, HASHES), f"95 0b {HEAD_HEX} c4 20 {HASHES.hex()}"),
     "Stats": (p.Stats(*HEAD), f"94 0c {HEAD_HEX}"),
@@ -66,8 +71,8 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "Unregister": (p.Unregister(*HEAD), f"94 10 {HEAD_HEX}"),
     "Explain": (
-        p.Explain(*HEAD, HASHES, 40, GENERATION),
-        f"97 11 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX}",
+        p.Explain(*HEAD, PROMPT),
+        f"95 11 {HEAD_HEX} {PROMPT_HEX}",
     ),
     "Hello": (p.Hello(*HEAD, "t"), f"95 12 {HEAD_HEX} a1 74"),
     "Speed": (
@@ -143,9 +148,9 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     def cut(message: Any, fields: int) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(p.encode(message))[:-fields])
 
-    assert p.decode_request(cut(REQUESTS["Lookup"][0], 5)) == p.LookupRequest(*HEAD, HASHES)
-    assert p.LookupRequest(*HEAD, HASHES) == p.LookupRequest(*HEAD, HASHES, True, True, b"", [], "")
-    assert p.decode_request(cut(REQUESTS["Retrieve"][0], 3)) == p.Retrieve(*HEAD, HASHES, 40)
+    assert p.decode_request(cut(REQUESTS["Lookup"][0], 2)) == p.LookupRequest(*HEAD, PROMPT)
+    assert p.LookupRequest(*HEAD, PROMPT) == p.LookupRequest(*HEAD, PROMPT, True, False)
+    assert p.decode_request(cut(REQUESTS["Prefetch"][0], 1)) == p.Prefetch(*HEAD, PROMPT)
     register = p.decode_request(cut(REQUESTS["Register"][0], 4))
     assert isinstance(register, p.Register)
     told = (register.software, register.pid, register.process, register.token)
@@ -186,7 +191,7 @@ def test_what_is_no_message_is_an_error(frame: bytes) -> None:
 def test_a_message_of_the_most_hashes_fits() -> None:
     hashes = bytes(16 * p.HASHES_MAX)
     pages = list(range(1 << 32, (1 << 32) + p.HASHES_MAX))
-    assert len(p.encode(p.Retrieve(*HEAD, hashes, 1 << 20))) < p.MESSAGE_BYTES_MAX
+    assert len(p.encode(p.Retrieve(*HEAD, Prompt(hashes, 1 << 20, 16)))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Leased(7, 1, pages, {"l1": len(pages)}))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.ReservedPages(7, 1, pages, pages))) < p.MESSAGE_BYTES_MAX
 

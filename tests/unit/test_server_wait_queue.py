@@ -11,9 +11,9 @@ import pytest
 
 from kvferry.cache.steps import Steps, Wait
 from kvferry.connectors.memory import MemoryConnector
+from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import Dispatcher, Later
-from kvferry.server.loop.listener import EngineConnection, EngineListener
 from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.sessions.notifying_connector import NotifyingConnector
 from support.engines import LAYOUT, memory_store
@@ -133,10 +133,10 @@ class Silent:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.came: list[tuple[EngineConnection, bytes]] = []
+        self.came: list[tuple[ServedConnection, bytes]] = []
         self._woken = threading.Event()
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[EngineConnection, bytes]]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[ServedConnection, bytes]]:
         self._woken.wait(timeout_s)
         self._woken.clear()
         came, self.came = self.came, []
@@ -145,7 +145,7 @@ class Silent:
     def wake(self) -> None:
         self._woken.set()
 
-    def send(self, route: EngineConnection, body: bytes) -> bool:
+    def send(self, route: ServedConnection, body: bytes) -> bool:
         self.sent.append(body)
         return True
 
@@ -174,13 +174,13 @@ def test_hundreds_wait_for_a_store_and_no_thread_with_them() -> None:
 
         return Later(steps, reply, lambda: None, "somebody", 60.0)
 
-    loop = Dispatcher(cast(EngineListener, listener), handle, lambda: None)
+    loop = Dispatcher(cast(Listener, listener), handle, lambda: None)
     before = set(threading.enumerate())
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
         ping = [p.encode(p.Ping(number, 0, 0)) for number in range(count)]
-        listener.came = [(cast(EngineConnection, None), body) for body in ping]
+        listener.came = [(cast(ServedConnection, None), body) for body in ping]
         listener.wake()
         until(lambda: loop.status()["parked"] == count, 30)
         threads = [one for one in threading.enumerate() if one not in before and one is not thread]
@@ -202,7 +202,7 @@ def test_hundreds_wait_for_a_store_and_no_thread_with_them() -> None:
 def test_what_nobody_waits_for_is_done_as_well() -> None:
     """Also where it fails: the loop goes on."""
     came, listener = Event(), Silent()
-    loop = Dispatcher(cast(EngineListener, listener), lambda request: p.Done(1), lambda: None)
+    loop = Dispatcher(cast(Listener, listener), lambda request: p.Done(1), lambda: None)
     done: list[str] = []
 
     def steps() -> Steps[None]:

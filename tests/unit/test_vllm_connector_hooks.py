@@ -21,6 +21,7 @@ import pytest
 
 from kvferry import Identity, KVLayout
 from kvferry.base.errors import UsageError
+from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.connector.interfaces import LoadJob, Work
 from support.servers import wait_for
 from support.vllm_shapes import PlainCopier
@@ -128,7 +129,7 @@ def connector(vllm: Any, kind: str, role: Role, **extra: Any) -> Any:
 def test_loads_that_were_not_reported_survive_a_second_set_of_tensors(
     vllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = [LoadJob("r", b"x" * 16, [1, 2])]
+    lost = [LoadJob("r", Prompt(b"x" * 16, 4, 4), [1, 2])]
     halves = [Half(lost), Half([])]
     opened = list(reversed(halves))
     answers = SimpleNamespace(close=lambda: None)
@@ -220,7 +221,7 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
     try:
         made.register_kv_caches({"layer": SimpleNamespace(device=SimpleNamespace(type="cpu"))})
         half = made._worker
-        half.start_loads(Work(loads=[LoadJob("r", b"x" * 16, [1, 2])]))
+        half.start_loads(Work(loads=[LoadJob("r", Prompt(b"x" * 16, 4, 4), [1, 2])]))
         wait_for("a load", lambda: half.finished(computing=False))
         threads = [thread for thread in threading.enumerate() if thread not in before]
         assert {thread.name: allowed(thread) for thread in threads} == {

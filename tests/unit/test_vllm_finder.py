@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import uuid
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.base.errors import ClosedError, UsageError

@@ -210,8 +210,8 @@ def test_a_question_says_what_the_engine_has_and_what_it_computes_before(store: 
     assert answer(half, cached) == 24
     half.allocated(cached, range(10), 24)
     (job,) = half.work(SchedulerStep()).loads
-    assert (job.tokens, job.start_tokens, job.computed_tokens) == (30, 0, 0)
-    assert job.queued == (18, 30**2 - 12**2)
+    assert (job.prompt.tokens, job.prompt.start_tokens, job.prompt.computed_tokens) == (30, 0, 0)
+    assert job.prompt.queued == (18, 30**2 - 12**2)
     assert half.matched(asking, 4) in (None, 0)
     assert answer(half, asking, 4) == 0
     last = store.prompts[-1]
@@ -287,7 +287,7 @@ def test_a_load_names_chunks_and_the_blocks_that_are_wanted(store: Store) -> Non
     half.allocated(request, [10, 11, 12, 13, 14, 15, 16, 17], 20)
     (load,) = half.work(SchedulerStep()).loads
     assert load.request_id == "a"
-    assert load.hashes == hashes(request, 0, 3)
+    assert load.prompt.hashes == hashes(request, 0, 3)
     assert load.block_ids == [-1, 11, 12, 13, 14, 15]  # the first one is the engine's own
     assert half.work(SchedulerStep()).loads == []
 
@@ -298,7 +298,7 @@ def test_chunks_that_the_engine_has_itself_are_not_loaded(store: Store) -> None:
     assert answer(half, request, 20) == 28
     half.allocated(request, list(range(100, 112)), 28)
     (load,) = half.work(SchedulerStep()).loads
-    assert load.hashes == hashes(request, 2, 6)
+    assert load.prompt.hashes == hashes(request, 2, 6)
     assert load.block_ids == [-1, 105, 106, 107, 108, 109, 110, 111]
 
 
@@ -378,7 +378,7 @@ def test_chunks_are_saved_when_they_are_full_each_once(store: Store) -> None:
         (0, [0, 1]),
         (1, [2, 3, 4, 5]),
     ]
-    assert [save.hashes for save in saves] == [hashes(request, 0, 1), hashes(request, 0, 3)]
+    assert [save.prompt.hashes for save in saves] == [hashes(request, 0, 1), hashes(request, 0, 3)]
 
 
 def test_what_the_store_has_is_not_saved_again(store: Store) -> None:
@@ -420,7 +420,7 @@ def test_generated_tokens_are_saved_when_they_are_known(store: Store) -> None:
     request.all_token_ids.append(6)
     (save,) = half.work(SchedulerStep().again("a", 16, 1)).saves
     assert (save.first_chunk, save.block_ids) == (1, [2, 3])
-    assert save.hashes == hashes(request, 0, 2)
+    assert save.prompt.hashes == hashes(request, 0, 2)
 
 
 def test_drafts_that_may_be_rejected_are_not_saved(store: Store) -> None:
@@ -494,7 +494,7 @@ def test_a_request_that_ends_is_forgotten_wherever_it_was(store: Store) -> None:
     half.allocated(again, list(range(8)), 24)
     half.finished("a")  # while it loads: the load is the workers' and is reported by them
     (load,) = half.work(SchedulerStep()).loads
-    assert load.hashes == hashes(again, 0, 3)
+    assert load.prompt.hashes == hashes(again, 0, 3)
     assert half.work(SchedulerStep().again("a", 24, 6)).saves == []
 
 
@@ -526,8 +526,8 @@ def test_a_request_that_straddles_a_clear_stores_nothing(store: Store) -> None:
     assert answer(half, later) == 0
     half.allocated(later, list(range(8, 16)), 0)
     (save,) = half.work(SchedulerStep().new("b", list(range(8, 16)), 0, 30)).saves
-    assert save.generation
-    assert save.hashes != b"".join(chunk_hashes(later.all_token_ids, CHUNK))
+    assert save.prompt.generation
+    assert save.prompt.hashes != b"".join(chunk_hashes(later.all_token_ids, CHUNK))
 
 
 def test_a_request_that_waits_belongs_to_what_comes_behind_a_clear(store: Store) -> None:
@@ -549,7 +549,7 @@ def test_what_was_preempted_is_computed_anew_and_stored(store: Store) -> None:
     assert answer(half, request) == 0
     half.allocated(request, list(range(8)), 0)
     (save,) = half.work(SchedulerStep().new("a", list(range(8)), 0, 30)).saves
-    assert save.generation
+    assert save.prompt.generation
 
 
 def test_a_generation_that_an_answer_tells_of_is_asked_for_at_once(store: Store) -> None:
@@ -574,7 +574,7 @@ def test_engines_with_the_same_name_of_weights_make_the_same_hashes(store: Store
         assert answer(half, request) == 0
         half.allocated(request, list(range(8)), 0)
         made += half.work(SchedulerStep().new("a", list(range(8)), 0, 30)).saves
-    assert made[0].hashes == made[1].hashes != made[2].hashes
+    assert made[0].prompt.hashes == made[1].prompt.hashes != made[2].prompt.hashes
 
 
 def test_a_token_that_completes_no_chunk_asks_for_no_generation(store: Store) -> None:
@@ -596,5 +596,5 @@ def test_hashes_are_those_that_anybody_can_make_of_the_tokens(store: Store) -> N
     assert answer(half, request) == 0
     half.allocated(request, list(range(8)), 0)
     (save,) = half.work(SchedulerStep().new("a", list(range(8)), 0, 30)).saves
-    assert len(save.hashes) == 3 * DIGEST_BYTES
-    assert save.hashes == b"".join(chunk_hashes(request.all_token_ids, CHUNK))
+    assert len(save.prompt.hashes) == 3 * DIGEST_BYTES
+    assert save.prompt.hashes == b"".join(chunk_hashes(request.all_token_ids, CHUNK))

@@ -6,6 +6,7 @@ import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
+from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support.stamps import until
@@ -29,13 +30,13 @@ def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPa
             WorkerHalf(
                 engine,
                 PlainCopier(64, LAYERS, LAYOUT.chunk_bytes // 2 // LAYERS),
-                chunk_size=CHUNK,
                 chunk_blocks=2,
                 load_timeout_s=30.0,
                 rank=rank,
             )
             for rank in (0, 1)
         ]
+        prompt = Prompt(HASHES, CHUNK, CHUNK)
         half, work = halves[0], Work(first_tokens=[(0.1, 0.4)])
         for each in halves:
             each.begin_step(work)
@@ -43,9 +44,9 @@ def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPa
         assert sum(told["histograms"]["kvferry_ttft_share"][""][1]) == 1
         assert told["gauges"]["0"]["kvferry_pool_pages"][""] > 0
 
-        step(half, Work(saves=[SaveJob("a", HASHES, 0, [0, 1])]))
+        step(half, Work(saves=[SaveJob("a", prompt, 0, [0, 1])]))
         until(lambda: half.counts.read()["saved_chunks"], 60)
-        step(half, Work(loads=[LoadJob("b", HASHES, [20, 21], tokens=CHUNK)]))
+        step(half, Work(loads=[LoadJob("b", prompt, [20, 21])]))
         until(lambda: half.counts.read()["loads"], 60)
         monkeypatch.setattr(half, "_deltas_at", float("inf"))
         assert half.deltas() == {}  # the last one was just now

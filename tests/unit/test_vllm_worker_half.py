@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.connector.counts import COUNTS
@@ -161,7 +162,8 @@ def test_the_limit_of_a_load_counts_from_when_it_begins(cache: Cache) -> None:
 def test_a_load_says_what_of_the_prompt_it_is_and_what_is_ahead_of_it(cache: Cache) -> None:
     half = half_of(cache, plain())
     job = load(1, [20, 21])
-    job.tokens, job.start_tokens, job.computed_tokens, job.queued = 45, 8, 12, (100, 10_000)
+    facts = {"tokens": 45, "start_tokens": 8, "computed_tokens": 12, "queued": (100, 10_000)}
+    job.prompt = replace(job.prompt, **facts)
     step(half, Work(loads=[job]))
     reported(half)
     (prompt,) = cache.prompts

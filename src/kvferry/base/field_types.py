@@ -17,11 +17,13 @@ __all__ = [
     "Amount",
     "Count",
     "FreeText",
+    "Host",
     "Interval",
     "Line",
     "Moment",
     "Name",
     "Number",
+    "Port",
     "Rank",
     "Seconds",
     "Short",
@@ -34,6 +36,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=rf"^{_CHARACTER
 Line = Annotated[str, Meta(max_length=1024, pattern=rf"^{_CHARACTER}*\Z")]
 # HOST:PORT or [IPV6]:PORT, or nothing; who connects there reads it.
 Address = Annotated[str, Meta(max_length=300, pattern=rf"^{_CHARACTER}*\Z")]
+Host = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,255}\Z")]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 FreeText = Annotated[str, Meta(max_length=1024)]
 Short = Annotated[bytes, Meta(max_length=64)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]

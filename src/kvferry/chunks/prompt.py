@@ -6,17 +6,24 @@ a store at one length. Engines that hash their blocks themselves hand over those
     cache.retrieve(Hashes([block.hash for block in blocks]))
 
 A hash of theirs must chain over all tokens before it, and be the same in every process.
+
+A `Prompt` is itself the message in which one process tells another of it: a field of it needs no
+other encoding. Fields are only ever added at the end, with a default; a reader skips those that it
+does not know.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from kvferry import _native
 from kvferry.base.errors import UsageError
+from kvferry.base.field_types import Count, Host, Port, Seconds, Short
 from kvferry.chunks.generation import FIRST, salted
 from kvferry.chunks.keys import DIGEST_BYTES
 
@@ -48,9 +55,8 @@ class Hashes:
         self.tokens = tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The full chunks of a prompt.
+class Prompt(msgspec.Struct, frozen=True, array_like=True):
+    """The full chunks of a prompt; as msgpack an array of these fields.
 
     Attributes:
         hashes: 16 bytes for each chunk, one after the other.
@@ -62,19 +68,41 @@ class Prompt:
         computed_tokens: Leading tokens that the engine has itself, which cost nothing.
         queued: Tokens and pairs (see `kvferry.cache.cost.prefill`) that the engine computes before
             it turns to this prompt: while it does, waiting costs nothing.
-        queued_at: The moment (``time.monotonic``) at which it was so much; 0: now.
+        queued_at: The moment (``time.monotonic``) at which it was so much; 0: now. Means nothing in
+            another process.
         source: Host and port of a node that is asked too; see `kvferry.sharing.peers.named_nodes`.
+
+    Raises:
+        ValueError: The hashes are cut. In a message that is a ``msgspec.ValidationError``, as is a
+            number out of range.
     """
 
     hashes: bytes
-    tokens: int
-    chunk_size: int
-    generation: bytes = FIRST
-    start_tokens: int = 0
-    computed_tokens: int = 0
-    queued: tuple[int, int] = (0, 0)
-    queued_at: float = 0.0
-    source: tuple[str, int] | None = None
+    tokens: Count
+    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+    generation: Short = FIRST
+    start_tokens: Count = 0
+    computed_tokens: Count = 0
+    queued: tuple[Count, Count] = (0, 0)
+    queued_at: Seconds = 0.0
+    source: tuple[Host, Port] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.hashes) % DIGEST_BYTES:
+            raise ValueError(f"hashes of {len(self.hashes)} bytes, and not {DIGEST_BYTES} each")
+
+    def encode(self) -> bytes:
+        """As msgpack."""
+        return _encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Prompt:
+        """What `encode` wrote.
+
+        Raises:
+            msgspec.MsgspecError: It is no prompt, or one that cannot be.
+        """
+        return _decode(data)
 
     @property
     def chunks(self) -> int:
@@ -84,6 +112,10 @@ class Prompt:
     def first(self, chunks: int) -> bytes:
         """The hashes of the first chunks."""
         return self.hashes[: chunks * DIGEST_BYTES]
+
+    def cut(self, chunks: int) -> Prompt:
+        """The prompt with no more than so many of its leading chunks."""
+        return self if self.chunks <= chunks else replace(self, hashes=self.first(chunks))
 
     def part(self, start: int, end: int) -> bytes:
         """The hashes of chunks `start` to `end`, that one not included."""
@@ -112,6 +144,9 @@ class Prompt:
         tag = f"{self.generation.hex()}:" if self.generation else ""
         return [tag + text[i : i + size] for i in range(0, len(text), size)]
 
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Prompt).decode
 
 # Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64. Hashes of an
 # engine. Or a prompt that was read already, with the salt of its tenant.

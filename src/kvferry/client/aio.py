@@ -15,9 +15,10 @@ from typing import Self
 
 from kvferry.base.errors import ClosedError, UsageError
 from kvferry.client.batch import BatchResult, only
+from kvferry.client.commands import information
 from kvferry.client.methods import AwaitedKeyMethods
 from kvferry.client.namespace import AsyncCacheNamespace
-from kvferry.client.native import PING_KEY, NativeClient, server_info
+from kvferry.client.native import PING_KEY, NativeClient
 from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 
@@ -55,7 +56,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
 
     async def server_info(self) -> dict[str, str]:
         """See `RedisClient.server_info`."""
-        return await asyncio.to_thread(server_info, self.config)
+        return await asyncio.to_thread(information, self)
 
     def namespace(self, prefix: str, identity: bytes, value_size_bytes: int) -> AsyncCacheNamespace:
         """See `RedisClient.namespace`."""

@@ -22,7 +22,6 @@ from kvferry.client.buffers import Key, encode_keys
 from kvferry.client.handle import NativeHandle, emit_log
 from kvferry.client.operation import Operation
 from kvferry.client.presence import view_of
-from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, load_client_config
 
 __all__ = ["NativeClient", "provide_to"]
@@ -161,12 +160,6 @@ class NativeClient(NativeHandle[_native.Client]):
         if self._native is not None:
             self._native.forked_away()
         super()._after_fork()
-
-
-def server_info(config: ClientConfig) -> dict[str, str]:
-    """What ``INFO`` says, over a connection of its own."""
-    with PureRedisClient.from_config(config) as client:
-        return client.server_info()
 
 
 def _native_fields() -> tuple[str, ...]:

@@ -13,9 +13,10 @@ import time
 from typing import Self
 
 from kvferry.client.batch import only
+from kvferry.client.commands import information
 from kvferry.client.methods import KeyMethods
 from kvferry.client.namespace import CacheNamespace
-from kvferry.client.native import PING_KEY, NativeClient, server_info
+from kvferry.client.native import PING_KEY, NativeClient
 from kvferry.client.operation import Operation, Verb
 
 __all__ = ["RedisClient"]
@@ -47,8 +48,8 @@ class RedisClient(NativeClient, KeyMethods):
         return time.perf_counter() - start
 
     def server_info(self) -> dict[str, str]:
-        """What ``INFO`` says, over a connection of its own. Raises as `get`."""
-        return server_info(self.config)
+        """What ``INFO`` says, e.g. ``redis_version``; of one server of many. Raises as `get`."""
+        return information(self)
 
     def namespace(self, prefix: str, identity: bytes, value_size_bytes: int) -> CacheNamespace:
         """Values of one length, with checksums, under keys with one prefix: `CacheNamespace`."""

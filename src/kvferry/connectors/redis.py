@@ -10,23 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvferry import _native
-from kvferry.base.errors import KVFerryError, ServerError
+from kvferry.base.errors import DeadlineExceeded, KVFerryError, ServerError
 from kvferry.chunks.generation import read_name
 from kvferry.client.buffers import encode_key
-from kvferry.client.pure.resp import Reply
+from kvferry.client.commands import (
+    Command,
+    Reply,
+    ask,
+    ask_each,
+    information,
+    key_pages,
+    primaries,
+)
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, NodeUsage, ScanBatch, Space, Usage
 from kvferry.connectors.calls import lacks_room
 from kvferry.connectors.client_connector import ClientConnector
-from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
 from kvferry.connectors.serde import codec_of
 
@@ -71,7 +77,6 @@ class RedisConnector(ClientConnector):
         serde: str = "naive",
     ) -> None:
         self._codec = codec_of(serde, space)
-        self._control = Control(config)
         self._lock_token: bytes | None = None
         super().__init__(space, config, client=client)
 
@@ -89,7 +94,9 @@ class RedisConnector(ClientConnector):
         """Data and limit of all primaries together; see `Connector`."""
         keys = capacity = 0
         limited, nodes = True, list[NodeUsage]()
-        for name, info, size in self._control.each(timeout_s, _ask_usage):
+        until = time.monotonic() + timeout_s
+        for name in primaries(self._client, timeout_s):
+            info, size = self._usage_of(name, until - time.monotonic())
             taken, most = info.get("used_memory", 0), info.get("maxmemory", 0)
             # The data set alone: overhead of the server does not shrink when values go.
             used = info.get("used_memory_dataset", taken)
@@ -100,38 +107,36 @@ class RedisConnector(ClientConnector):
         used = sum(node.used_bytes for node in nodes)
         return Usage(used, capacity if limited else None, keys, tuple(nodes))
 
+    def _usage_of(self, node: str, left_s: float) -> tuple[dict[str, int], int]:
+        if left_s <= 0:
+            raise DeadlineExceeded(f"{self.config.address} did not answer in time")
+        told = information(self._client, "memory", node=node, timeout_s=left_s)
+        size = ask(self._client, b"DBSIZE", node=node, timeout_s=left_s)
+        info = {k: int(v) for k, v in told.items() if v.isascii() and v.isdigit()}
+        return info, size if isinstance(size, int) else 0
+
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """SCAN of all primaries; ages are those of OBJECT IDLETIME. See `Connector`."""
-        for node in self._control.nodes(CONTROL_TIMEOUT_S):
-            for keys in self._pages(node, self._pattern()):
-                batch = self._with_ages(node, keys)
-                for start in range(0, len(batch), limit):
-                    yield batch[start : start + limit]
+        for node, keys in self._pages(self._pattern()):
+            batch = self._with_ages(node, keys)
+            for start in range(0, len(batch), limit):
+                yield batch[start : start + limit]
 
     def _pattern(self) -> bytes:
         return _GLOB.sub(rb"\\\1", self.space.prefix.encode()) + b"*"
 
-    def _pages(
-        self, node: ControlNode, pattern: bytes, until: float = math.inf
-    ) -> Iterator[list[bytes]]:
-        """The keys of a node, a SCAN at a time, until that moment at most."""
-        cursor = b""
-        while cursor != b"0" and time.monotonic() < until:
-            page = node.ask(
-                *(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"1000"),
-                timeout_s=CONTROL_TIMEOUT_S,
-            )
-            match page:
-                case [bytes(cursor), list(keys)]:
-                    yield [key for key in keys if isinstance(key, bytes)]
-                case _:
-                    raise ServerError("SCAN was answered with something else than keys")
+    def _pages(self, pattern: bytes) -> Iterator[tuple[str, list[bytes]]]:
+        """Keys that match, a SCAN at a time, each time of one of the servers."""
+        for node in primaries(self._client, CONTROL_TIMEOUT_S):
+            for keys in key_pages(self._client, node, pattern, CONTROL_TIMEOUT_S):
+                yield node, keys
 
-    def _with_ages(self, node: ControlNode, keys: list[bytes]) -> ScanBatch:
+    def _ask_each(self, node: str, commands: Sequence[Command]) -> list[tuple[bool, Reply]]:
+        return ask_each(self._client, commands, node=node, timeout_s=CONTROL_TIMEOUT_S)
+
+    def _with_ages(self, node: str, keys: list[bytes]) -> ScanBatch:
         whole = [key for key in keys if not _STRIPE.search(key)]
-        ages = node.ask_each(
-            [(b"OBJECT", b"IDLETIME", key) for key in whole], timeout_s=CONTROL_TIMEOUT_S
-        )
+        ages = self._ask_each(node, [(b"OBJECT", b"IDLETIME", key) for key in whole])
         skipped = len(self.space.prefix.encode())
         return [
             (as_key(key[skipped:]), float(age) if isinstance(age, int) else 0.0)
@@ -180,7 +185,7 @@ class RedisConnector(ClientConnector):
         }
 
     def _ask(self, verb: bytes, key: bytes, *arguments: bytes) -> Reply:
-        return self._control.ask(verb, key, *arguments, key=key, timeout_s=CONTROL_TIMEOUT_S)
+        return ask(self._client, verb, key, *arguments, key=key, timeout_s=CONTROL_TIMEOUT_S)
 
     def _hash(self, key: bytes) -> list[tuple[bytes, bytes]]:
         """The fields of a hash, with their values."""
@@ -197,7 +202,7 @@ class RedisConnector(ClientConnector):
         """
         key = self.space.prefix.encode() + _MARK
         try:
-            reply = self._control.ask(b"GET", key, key=key, timeout_s=timeout_s)
+            reply = ask(self._client, b"GET", key, key=key, timeout_s=timeout_s)
         except ServerError as error:
             if error.server_code != "WRONGTYPE":
                 raise
@@ -208,7 +213,7 @@ class RedisConnector(ClientConnector):
         """Write that; `absent`: only where there is none. Raises as `read_mark`."""
         key = self.space.prefix.encode() + _MARK
         only = (b"NX",) if absent else ()
-        self._control.ask(b"SET", key, value, *only, key=key, timeout_s=timeout_s)
+        ask(self._client, b"SET", key, value, *only, key=key, timeout_s=timeout_s)
 
     def delete_generations(self, which: Callable[[bytes], bool]) -> Iterator[int]:
         """Delete chunks of this identity, with their stripes, whose generation is one of these.
@@ -220,12 +225,10 @@ class RedisConnector(ClientConnector):
             UnavailableError, DeadlineExceeded, ServerError: The store does not say what it has.
         """
         skipped = len(self.space.prefix)
-        for node in self._control.nodes(CONTROL_TIMEOUT_S):
-            for keys in self._pages(node, self._pattern()):
-                names = ((key, read_name(_STRIPE.sub(b"", key[skipped:]))) for key in keys)
-                gone = [(b"DEL", key) for key, name in names if name and which(name[1])]
-                told = node.ask_each(gone, timeout_s=CONTROL_TIMEOUT_S)
-                yield sum(reply == 1 for _, reply in told)
+        for node, keys in self._pages(self._pattern()):
+            names = ((key, read_name(_STRIPE.sub(b"", key[skipped:]))) for key in keys)
+            gone = [(b"DEL", key) for key, name in names if name and which(name[1])]
+            yield sum(reply == 1 for _, reply in self._ask_each(node, gone))
 
     def has_under(self, identity: bytes, key: Key) -> bool:
         """See `Connector`; of a striped value its first stripe is asked for."""
@@ -254,51 +257,30 @@ class RedisConnector(ClientConnector):
         token, self._lock_token = self._lock_token, None
         with contextlib.suppress(KVFerryError):  # then it expires
             # A lock that expired meanwhile may be another's by now.
-            if self._control.ask(b"GET", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0) == token:
-                self._control.ask(b"DEL", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0)
+            if self._ask(b"GET", _LOCK_KEY) == token:
+                self._ask(b"DEL", _LOCK_KEY)
 
     def evict_others(self, size_bytes: int, timeout_s: float) -> int:
         """See `Connector`. Stripes go one by one, and all of a value are of one age."""
         until, own = time.monotonic() + timeout_s, self.space.prefix.encode()
-        found: list[tuple[int, int, int, bytes]] = []
-        nodes = self._control.nodes(CONTROL_TIMEOUT_S)
-        for which, node in enumerate(nodes):
-            for keys in self._pages(node, _CHUNK_GLOB, until):
-                others = [key for key in keys if _CHUNK.match(key) and not key.startswith(own)]
-                asked = [(verb, key) for key in others for verb in _AGE_AND_SIZE]
-                told = node.ask_each([(*v, k) for v, k in asked], timeout_s=CONTROL_TIMEOUT_S)
-                numbers = [reply if isinstance(reply, int) else 0 for _, reply in told]
-                pairs = zip(numbers[::2], numbers[1::2], others, strict=True)
-                found += [(age, which, size, key) for age, size, key in pairs]
+        found: list[tuple[int, str, int, bytes]] = []
+        for node, keys in self._pages(_CHUNK_GLOB):
+            others = [key for key in keys if _CHUNK.match(key) and not key.startswith(own)]
+            told = self._ask_each(node, [(*v, key) for key in others for v in _AGE_AND_SIZE])
+            numbers = [reply if isinstance(reply, int) else 0 for _, reply in told]
+            pairs = zip(numbers[::2], numbers[1::2], others, strict=True)
+            found += [(age, node, size, key) for age, size, key in pairs]
+            if time.monotonic() >= until:
+                break
         found.sort(key=lambda entry: entry[0])
-        going: dict[int, list[tuple[bytes, ...]]] = {}
+        going: dict[str, list[Command]] = {}
         while found and size_bytes > 0:
-            _, which, size, key = found.pop()
-            going.setdefault(which, []).append((b"DEL", key))
+            _, node, size, key = found.pop()
+            going.setdefault(node, []).append((b"DEL", key))
             size_bytes -= size
         went = 0
-        for which, commands in going.items():
+        for node, commands in going.items():
             for start in range(0, len(commands), 1000):
-                told = nodes[which].ask_each(
-                    commands[start : start + 1000], timeout_s=CONTROL_TIMEOUT_S
-                )
+                told = self._ask_each(node, commands[start : start + 1000])
                 went += sum(reply == 1 for _, reply in told)
         return went
-
-    def close(self) -> None:
-        """See `Connector`."""
-        super().close()
-        self._control.close()
-
-    def _after_fork(self) -> None:
-        super()._after_fork()
-        self._control.after_fork()
-
-
-def _ask_usage(node: ControlNode, left_s: float) -> tuple[str, dict[str, int], int]:
-    text = node.ask(b"INFO", b"memory", timeout_s=left_s)
-    lines = text.decode(errors="replace").splitlines() if isinstance(text, bytes) else []
-    pairs = (line.partition(":") for line in lines)
-    info = {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}
-    size = node.ask(b"DBSIZE", timeout_s=left_s)
-    return node.config.address, info, size if isinstance(size, int) else 0

@@ -2,7 +2,7 @@
 
     Client          the engine's side                          client/
     protocol        requests and replies                       protocol.py
-    EngineListener  sockets: bytes to messages                 loop/listener.py, loop/zmtp.py
+    Listener        sockets: bytes to messages                 kvferry.rpc
     Dispatcher      the loop: messages to replies              loop/dispatch.py
     Handlers        what each request does                     sessions/handlers.py
     Registry        who may register                           sessions/registry.py

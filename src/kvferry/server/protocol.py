@@ -7,8 +7,8 @@ them takes their defaults. Whatever changes the meaning of a field is another `V
 No payload is in any message: `pages` are indexes of pages in the shared segment that `Registered`
 names. Page i begins at byte ``i * page_stride``.
 
-Hashes are the 16-byte hashes of the chunks of a prompt (`kvferry.cache.Hashes`), root first, one
-after the other. They are made by the client; tokens and salts are never sent.
+A prompt is a `kvferry.chunks.prompt.Prompt`, which has the hashes of its chunks. They are made by
+the client; tokens and salts are never sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry.base.field_types import Address, FreeText, Line, Number, Seconds, Short
 from kvferry.base.field_types import Count as Natural
+from kvferry.base.field_types import FreeText, Line, Number, Seconds, Short
+from kvferry.chunks.prompt import Prompt
+from kvferry.rpc.link import encode
+from kvferry.rpc.zmtp import MESSAGE_BYTES_MAX
 
 __all__ = [
     "HASHES_MAX",
@@ -62,10 +65,9 @@ __all__ = [
     "encode",
 ]
 
-VERSION = 1
+VERSION = 2
 # Hashes of one request: those of a prompt of a million tokens in chunks of 16. They take 1 MiB.
 HASHES_MAX = 65_536
-MESSAGE_BYTES_MAX = 4 << 20
 
 # --- Requests ---
 
@@ -118,29 +120,21 @@ class LookupRequest(_Request, tag=3):
     """How much of a prompt is there. Reply: `Found`.
 
     Attributes:
-        hashes: Of the prompt.
-        stores: Ask the stores for what memory does not have.
+        prompt: Which; a node that it names is asked where the server's settings allow it.
         touch: What is found counts as used.
-        generation: Of the hashes; see `kvferry.chunks.generation`.
-        about: What is to know of the prompt, see the format page. With it the stores are asked as
-            long as that pays, and only what pays to load is counted.
-        source: HOST:PORT of a node that is asked too, where the server's settings allow it.
+        pays: The stores are asked as long as that pays, and only what pays to load is counted.
     """
 
-    hashes: bytes
-    stores: bool = True
+    prompt: Prompt
     touch: bool = True
-    generation: Short = b""
-    about: list[int] = []
-    source: Address = ""
+    pays: bool = False
 
 
 class Reserve(_Request, tag=4):
     """Pages for the chunks from `first` on that are neither there nor coming. Reply: `Reserved`."""
 
-    hashes: bytes
+    prompt: Prompt
     first: Natural = 0
-    generation: Short = b""
 
 
 class Commit(_Request, tag=5):
@@ -164,16 +158,10 @@ class Retrieve(_Request, tag=7):
     """Bring the prefix of a prompt, as much of it as pays, and lease it. Reply: `Leased`.
 
     Attributes:
-        hashes: Of the part of a prompt that is wanted.
-        tokens: Of all of it, for the decision between loading and computing.
-        about, source: See `LookupRequest`; may be empty.
+        prompt: With the hashes of the part that is wanted.
     """
 
-    hashes: bytes
-    tokens: Natural
-    generation: Short = b""
-    about: list[int] = []
-    source: Address = ""
+    prompt: Prompt
 
 
 class Release(_Request, tag=8):
@@ -189,10 +177,8 @@ class Prefetch(_Request, tag=9):
         wait: Reply when it is done; else at once, with what is there now.
     """
 
-    hashes: bytes
-    tokens: Natural
+    prompt: Prompt
     wait: bool = False
-    generation: Short = b""
 
 
 class Pin(_Request, tag=10):
@@ -201,9 +187,7 @@ class Pin(_Request, tag=10):
     Reply: `Count`, of chunks.
     """
 
-    hashes: bytes
-    tokens: Natural
-    generation: Short = b""
+    prompt: Prompt
 
 
 class Unpin(_Request, tag=11):
@@ -250,9 +234,7 @@ class Unregister(_Request, tag=16):
 class Explain(_Request, tag=17):
     """Where each chunk of a prompt is, or why it is not. Reply: `Report`."""
 
-    hashes: bytes
-    tokens: Natural
-    generation: Short = b""
+    prompt: Prompt
 
 
 class Hello(_Request, tag=18):
@@ -455,8 +437,6 @@ class Welcome(_Reply, tag=110):
 _ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure
 Reply: TypeAlias = _ToSessions | Found | ReservedPages | Committed | Leased | Count | Report
 
-_encoder = msgspec.msgpack.Encoder()
 # Raises msgspec.MsgspecError (DecodeError, ValidationError) for what is no such message.
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
-encode = _encoder.encode

@@ -27,8 +27,8 @@ from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB, Settings, specs
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
+from kvferry.rpc.listener import Listener
 from kvferry.server.loop.dispatch import Dispatcher
-from kvferry.server.loop.listener import EngineListener
 from kvferry.server.memory import restart
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions.handlers import Handlers
@@ -70,7 +70,7 @@ class Server:
         self._sessions = Sessions(
             config.tuning.client_share, config.tuning.dead_after_s, self._session_ended
         )
-        self._listener = EngineListener()
+        self._listener = Listener()
         self._loop = Loop(self._listener.watch, self._in_background)
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)

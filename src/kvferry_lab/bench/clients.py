@@ -93,8 +93,9 @@ def _native(config: ClientConfig, connections: int | None) -> BenchClient:
 
 
 def _pure(config: ClientConfig, connections: int | None) -> BenchClient:
+    config = _one_server("pure", config)
     client = load("kvferry.client.pure.client", "kvferry").PureRedisClient.from_config(config)
-    return FerryClient("pure", client, shards_of(config))  # one each, whatever is asked for
+    return FerryClient("pure", client, 1)  # whatever is asked for
 
 
 def _redis_py(config: ClientConfig, connections: int | None) -> BenchClient:

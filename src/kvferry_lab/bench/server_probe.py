@@ -7,23 +7,26 @@ that Sentinels name, or for all shards of a cluster (`ClusterProbe`). Blocking; 
 
 from __future__ import annotations
 
+import re
 import socket
 import time
+from binascii import crc_hqx
 from contextlib import ExitStack
-from typing import Self
+from typing import Self, TypeAlias
 
 from kvferry.base.errors import ServerError, UnavailableError
 from kvferry.base.shown import reason_of
 from kvferry.client.pure.connection import Disconnected
 from kvferry.client.pure.resp import Reply
-from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_slots
 from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.data import Chunks
 
 __all__ = ["ClusterProbe", "ServerProbe", "fill", "open_probe", "server_of", "shards_of"]
 
+Address: TypeAlias = tuple[str, int]
 _TIMEOUT_S = 60.0
+_SLOTS = 16384
 _SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
 
 
@@ -198,14 +201,13 @@ class ClusterProbe(ServerProbe):
         with ExitStack() as undo:
             host = self._enter_cluster(config)
             undo.callback(super().close)
-            self._map: SlotMap = parse_slots(self.command("CLUSTER", "SLOTS"), host)
+            self._owners = _owners(self.command("CLUSTER", "SLOTS"), host)
             self._links: dict[Address, ServerProbe] = {}
             undo.callback(self._close_links)
-            for owner in self._map.owners:
-                if owner is None:
-                    raise UnavailableError("the cluster does not serve all slots")
-                if owner not in self._links:
-                    self._links[owner] = ServerProbe(config.for_node(*owner))
+            if len(self._owners) != _SLOTS:
+                raise UnavailableError("the cluster does not serve all slots")
+            for owner in dict.fromkeys(self._owners.values()):
+                self._links[owner] = ServerProbe(config.for_node(*owner))
             undo.pop_all()
 
     @property
@@ -236,9 +238,8 @@ class ClusterProbe(ServerProbe):
 
     def shard_of(self, key: str) -> Address:
         """The primary that has a key."""
-        owner = self._map.owners[key_slot(key.encode())]
-        assert owner is not None  # seen in __init__
-        return owner
+        tag = re.match(r"[^{]*\{([^}]+)\}", key)
+        return self._owners[crc_hqx((tag[1] if tag else key).encode(), 0) % _SLOTS]
 
     def _of(self, key: str) -> ServerProbe:
         return self._links[self.shard_of(key)]
@@ -257,3 +258,14 @@ class ClusterProbe(ServerProbe):
             except UnavailableError as error:
                 why = error
         raise UnavailableError(f"cannot connect to {config.address}: {why}") from why
+
+
+def _owners(reply: Reply, asked: str) -> dict[int, Address]:
+    """The primary of each slot that has one, by CLUSTER SLOTS; a host that is empty was asked."""
+    found: dict[int, Address] = {}
+    for entry in reply if isinstance(reply, list) else []:
+        match entry:
+            case [int(first), int(last), [host, int(port), *_], *_]:
+                name = host.decode() if isinstance(host, bytes) and host else asked
+                found |= dict.fromkeys(range(first, last + 1), (name, port))
+    return found

@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-from kvferry.base.errors import UnavailableError
+from kvferry.base.errors import DeadlineExceeded, ServerError, UnavailableError
 from kvferry.base.host import usable_cores
-from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
-from kvferry.client.pure.dial import DialRefused, dial
-from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
+from kvferry.client.commands import Reply, ask, sparing
+from kvferry.client.pure.connection import Disconnected
 from kvferry.client.pure.tls import client_context, shake_hands
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry_lab.doctor.facts import ClusterFacts, NodeLine, ServerFacts
@@ -36,18 +36,19 @@ _NOWHERE = frozenset(("fail", "noaddr", "handshake"))
 
 
 class CommandConnection:
-    """One connection for small questions; close it, or use it with `with`.
+    """A client for small questions; close it, or use it with `with`.
 
     Raises:
         UnavailableError: The server cannot be reached, refuses us, or stopped to answer.
     """
 
     def __init__(self, config: ClientConfig) -> None:
-        self._address = config.address
+        self._client = RedisClient.from_config(sparing(config))
         try:
-            self._connection: Connection = dial(config, time.monotonic() + ANSWER_S)
-        except (DialRefused, ReplyTimedOut) as error:
-            raise UnavailableError(str(error)) from None
+            self.ask("PING")
+        except UnavailableError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -57,16 +58,16 @@ class CommandConnection:
 
     def close(self) -> None:
         """Idempotent."""
-        self._connection.close()
+        self._client.close()
 
     def ask(self, *words: str) -> Reply:
         """The reply to one command; `None` also for an error."""
-        encoded = [word.encode() for word in words]
         try:
-            reply = self._connection.call(*encoded, deadline=time.monotonic() + ANSWER_S)
-        except (Disconnected, ReplyTimedOut, ProtocolError) as error:
-            raise UnavailableError(f"{self._address}: {error}") from None
-        return None if isinstance(reply, ErrorReply) else reply
+            return ask(self._client, *(word.encode() for word in words), timeout_s=ANSWER_S)
+        except ServerError:
+            return None
+        except DeadlineExceeded as error:
+            raise UnavailableError(f"{self._client.config.address}: {error}") from None
 
     def fields(self, *words: str) -> dict[str, str]:
         """The ``name:value`` lines of a reply."""
@@ -140,8 +141,8 @@ def _is_open(config: ClientConfig) -> bool | None:
         return True
     stranger = config.replace(username=None, password=None, credentials=None)
     try:
-        dial(stranger, time.monotonic() + ANSWER_S).close()
-    except (DialRefused, ReplyTimedOut) as error:
+        CommandConnection(stranger).close()
+    except UnavailableError as error:
         return False if _NO_STRANGERS.search(str(error)) else None
     return True
 

@@ -16,14 +16,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry.base.host import available_memory_bytes
 from kvferry.client.batch import BatchResult
-from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.config.url import is_loopback
 from kvferry.embedded.store import embedded_store
@@ -34,7 +32,6 @@ from kvferry_lab.servers.same_host import Ways, tcp_config, ways_to
 
 __all__ = [
     "Limits",
-    "PureClients",
     "find_ways",
     "measure_rate",
     "measure_rtt",
@@ -75,13 +72,6 @@ class Limits:
     def quick(cls) -> Limits:
         """A glance: tells slow from fast, not more."""
         return cls(32 * _MIB, 2 << 30, 4.0, 0.1, (1, 4, 16), ())
-
-
-class _Client(Protocol):
-    def batch_set(self, keys: Any, buffers: Any, *, ttl_s: float) -> BatchResult: ...
-    def batch_get(self, keys: Any, buffers: Any) -> BatchResult: ...
-    def batch_delete(self, keys: Any) -> BatchResult: ...
-    def close(self) -> None: ...
 
 
 def measure_rtt(config: ClientConfig) -> float:
@@ -166,7 +156,7 @@ class _Sweep:
         order = [index % count for index in range(wanted)]
         room = memoryview(mmap.mmap(-1, wanted * size))
         targets = [room[at : at + size] for at in range(0, wanted * size, size)]
-        client = _open(self._config, connections)
+        client = RedisClient.from_config(self._config.replace(connections=connections))
         try:
             started = time.monotonic()
             _check(client.batch_set(keys, values, ttl_s=_TTL_S))
@@ -181,7 +171,7 @@ class _Sweep:
 
     def _read(
         self,
-        client: _Client,
+        client: RedisClient,
         keys: list[str],
         targets: list[memoryview],
         values: list[memoryview],
@@ -203,51 +193,10 @@ class _Sweep:
         return best
 
 
-def _open(config: ClientConfig, connections: int) -> _Client:
-    try:
-        from kvferry.client.sync import RedisClient
-    except ImportError:  # no extension on this host
-        return PureClients(config, connections)
-    return RedisClient.from_config(config.replace(connections=connections))
-
-
 def _check(result: BatchResult) -> None:
     result.raise_for_errors()
     if not result.ok:
         raise CorruptError(f"what was stored is not there: {result!r}")
-
-
-class PureClients:
-    """One connection and one thread for each; a batch is dealt out among them."""
-
-    def __init__(self, config: ClientConfig, count: int) -> None:
-        self._clients = [PureRedisClient.from_config(config) for _ in range(count)]
-        self._pool = ThreadPoolExecutor(count)
-
-    def batch_set(self, keys: Any, buffers: Any, *, ttl_s: float) -> BatchResult:
-        return self._each(
-            lambda c, i, n: c.batch_set(keys[i::n], buffers[i::n], ttl_s=ttl_s), len(keys)
-        )
-
-    def batch_get(self, keys: Any, buffers: Any) -> BatchResult:
-        return self._each(lambda c, i, n: c.batch_get(keys[i::n], buffers[i::n]), len(keys))
-
-    def batch_delete(self, keys: Any) -> BatchResult:
-        return self._clients[0].batch_delete(keys)
-
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-        self._pool.shutdown()
-
-    def _each(
-        self, call: Callable[[PureRedisClient, int, int], BatchResult], keys: int
-    ) -> BatchResult:
-        count = min(len(self._clients), keys)
-        parts = list(self._pool.map(call, self._clients[:count], range(count), [count] * count))
-        error = next((part.error for part in parts if part.error), None)
-        statuses = b"".join(part.statuses for part in parts)
-        return BatchResult(statuses, [0] * len(statuses), 0.0, error)
 
 
 def find_ways(config: ClientConfig, is_alone: bool) -> Ways | None:

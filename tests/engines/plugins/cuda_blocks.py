@@ -19,8 +19,8 @@ import torch
 
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.base.errors import BadBufferError, UsageError
-from kvferry.chunks.keys import chunk_hashes
 from kvferry.chunks.pool import PagePool
+from kvferry.chunks.prompt import read_prompt
 from kvferry.client.dlpack import view_memory
 from kvferry.integrations.vllm.blocks import cuda_blocks
 from kvferry.integrations.vllm.blocks.copier import BlockCopier
@@ -217,15 +217,14 @@ def check_blocks_that_are_taken_away() -> None:
     half = WorkerHalf(
         engine,
         copier,
-        chunk_size=2 * TOKENS,
         chunk_blocks=2,
         load_timeout_s=10.0,
         memory=[engine.memory.whole],
     )
     for _ in range(20):
         engine.clear()
-        hashes = b"".join(chunk_hashes(tokens, 2 * TOKENS))
-        half.begin_step(Work(saves=[SaveJob("r", hashes, 0, [3, 4])]))
+        prompt = read_prompt(tokens, 2 * TOKENS, b"")
+        half.begin_step(Work(saves=[SaveJob("r", prompt, 0, [3, 4])]))
         half.end_step()
         assert half.release_blocks()
         kept = [tensor.clone() for tensor in tensors.values()]

@@ -3,13 +3,13 @@
 A Batch decides; `exchange` drives one over a connection. Requests go out ahead of their replies, up
 to a window of bytes that were asked for and have not begun to arrive: while a value comes in, the
 request for the next is under way. Whatever a failed connection leaves without an outcome can be
-asked again on another. In a cluster, so can the keys that a node says are elsewhere.
+asked again on another. What a node of a cluster says is elsewhere is an error.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvferry.client.batch import Status
 from kvferry.client.pure.connection import Connection, printable
@@ -39,8 +39,11 @@ _UNAVAILABLE = (
     *("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
     "WRONGPASS",
 )
-_ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-_ELSEWHERE_CHARS_MAX = 512  # a word, a slot, a host name and a port take fewer
+_ELSEWHERE = ("MOVED", "ASK")
+_IN_A_CLUSTER = (
+    "the server belongs to a cluster, and this client speaks to one server; "
+    "use kvferry.RedisClient with a redis+cluster:// address"
+)
 _SURPRISE = "the server sent a reply of an unexpected type"
 
 
@@ -55,9 +58,6 @@ class Batch:
         direct: Whether values are received into the caller's memory.
         window_bytes: How much may be asked for ahead, in units of `cost`.
         end: Keys from this index on are not asked for any more.
-        elsewhere: In a cluster, what a node said instead of an answer, by index (as it came, but
-            for what is too long); these keys stay without an outcome. Else None, and such a reply
-            is an outcome.
     """
 
     direct = False
@@ -72,7 +72,6 @@ class Batch:
         self.depth_max = min(DEPTH_MAX, REQUESTS_BYTES_MAX // (64 + max(map(len, keys))))
         self._prefix = prefix
         self.end = len(keys)
-        self.elsewhere: dict[int, str] | None = None
 
     def request(self, index: int) -> Sequence[bytes | memoryview]:
         """What to send for a key."""
@@ -86,10 +85,9 @@ class Batch:
         """Settle a key by its reply, if that is no error; receive the value if it is direct."""
         raise NotImplementedError
 
-    def pending(self, among: Iterable[int] | None = None) -> list[int]:
-        """The keys, perhaps only of some, that are still to be asked for; ascending."""
-        indices = range(self.end) if among is None else among
-        return [i for i in indices if i < self.end and self.statuses[i] == _PENDING]
+    def pending(self) -> list[int]:
+        """The keys that are still to be asked for; ascending."""
+        return [index for index in range(self.end) if self.statuses[index] == _PENDING]
 
     def complete(
         self,
@@ -124,13 +122,11 @@ class Batch:
         if not isinstance(reply, ErrorReply):
             self.on_reply(index, reply, connection, deadline)
             return
-        if self.elsewhere is not None and reply.code in _ELSEWHERE:
-            self.elsewhere[index] = reply.text[:_ELSEWHERE_CHARS_MAX]
-            return
         connection.worn_out |= reply.code in _RECONNECT
         away = reply.code in _UNAVAILABLE
         status = Status.UNAVAILABLE if away else Status.SERVER_ERROR
-        self.complete(index, status, error=printable(reply.text), kind=reply.kind)
+        text = _IN_A_CLUSTER if reply.code in _ELSEWHERE else printable(reply.text)
+        self.complete(index, status, error=text, kind=reply.kind)
 
     def surprise(self, index: int) -> ProtocolError:
         """The error to raise for a reply that this command cannot have."""
@@ -221,10 +217,10 @@ class CountBatch(Batch):
 
 
 class Call(Batch):
-    """One command whose reply is kept; `key` says which node of a cluster it is for."""
+    """One command whose reply is kept."""
 
-    def __init__(self, *args: bytes, key: bytes = b"") -> None:
-        super().__init__([key])
+    def __init__(self, *args: bytes) -> None:
+        super().__init__([b""])
         self.reply: Reply = None
         self._args = args
 
@@ -236,16 +232,14 @@ class Call(Batch):
         self.complete(index, Status.OK)
 
 
-def exchange(
-    batch: Batch, connection: Connection, deadline: float, among: Iterable[int] | None = None
-) -> None:
-    """Ask for every key, or every one of some, that has no outcome; complete it by its reply.
+def exchange(batch: Batch, connection: Connection, deadline: float) -> None:
+    """Ask for every key that has no outcome; complete it by its reply.
 
     Raises:
         Disconnected, ReplyTimedOut, ProtocolError: The connection must be closed; keys without an
             outcome stay pending.
     """
-    todo = deque(batch.pending(among))
+    todo = deque(batch.pending())
     asked: deque[int] = deque()
     ahead = 0
 

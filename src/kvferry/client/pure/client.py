@@ -5,8 +5,8 @@
         client.get("key", buffer)    # True: filled in place; False: no such key
 
 For hosts without the extension, and the oracle that tests compare the native client with. One
-connection to each server, made at the first use; values go straight between the socket and the
-caller's memory. Clusters are asked node by node; reads go to primaries; there is no presence view.
+connection to one server, over TCP, TLS or a Unix socket, made at the first use; values go straight
+between the socket and the caller's memory. Clusters and Sentinels are for `kvferry.RedisClient`.
 
 - A batch ends by its deadline and has one status per key; a missing key is MISS, never an error.
 - A connection with an unfinished or surprising reply is reset and never used again. What it left
@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
-from kvferry.base.errors import BadBufferError, ClosedError, ServerError
+from kvferry.base.errors import BadBufferError, ClosedError, ConfigError, ServerError
 from kvferry.client import buffers as _buffers
 from kvferry.client.batch import BatchResult, Status, only
 from kvferry.client.buffers import BufferLike
@@ -40,11 +40,9 @@ from kvferry.client.pure.batch import (
     GetBatch,
     SetBatch,
 )
-from kvferry.client.pure.cluster import Cluster
 from kvferry.client.pure.connection import ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused
 from kvferry.client.pure.node import PureNode
-from kvferry.client.pure.sentinel import Sentinels
 from kvferry.config import ClientConfig
 
 __all__ = ["PureRedisClient"]
@@ -64,7 +62,7 @@ _COUNTERS = (
 
 
 class PureRedisClient(KeyMethods):
-    """A client of a Redis or Valkey server, a cluster of them, or one that Sentinels watch.
+    """A client of one Redis or Valkey server.
 
     Args:
         host: Server; else ``KVFERRY_RESP_HOST``, ``LMCACHE_RESP_HOST``, "localhost".
@@ -72,7 +70,8 @@ class PureRedisClient(KeyMethods):
         settings: Fields of `ClientConfig`.
 
     Raises:
-        ConfigError: A setting is unknown, malformed or contradicts another one.
+        ConfigError: A setting is unknown, malformed, contradicts another one, or names a cluster
+            or Sentinels.
     """
 
     def __init__(self, host: str | None = None, port: int | None = None, **settings: Any) -> None:
@@ -91,10 +90,15 @@ class PureRedisClient(KeyMethods):
         return client
 
     def _start(self, config: ClientConfig) -> None:
+        if config.topology != "standalone":
+            raise ConfigError(
+                f"topology={config.topology}: the pure client speaks to one server; "
+                "use kvferry.RedisClient"
+            )
         self.config = config
         self._lock = threading.Lock()  # held while a batch uses the connections
         self._stats = dict.fromkeys(_COUNTERS, 0)
-        self._servers = _servers(config, self._stats)
+        self._node = PureNode(config, self._stats)
         self._closed = False
         _clients.add(self)
 
@@ -174,10 +178,10 @@ class PureRedisClient(KeyMethods):
     def close(self) -> None:
         """End the connections; a batch in another thread ends as CANCELLED. Idempotent."""
         self._closed = True
-        self._servers.abort()
+        self._node.abort()
         if self._lock.acquire(timeout=_CLOSE_WAIT_S):  # else its holder will clean up
             try:
-                self._servers.disconnect()
+                self._node.disconnect()
             finally:
                 self._lock.release()
 
@@ -191,7 +195,7 @@ class PureRedisClient(KeyMethods):
                 self._run(batch, started + limit_s)
             finally:
                 if self._closed:
-                    self._servers.disconnect()
+                    self._node.disconnect()
                 self._lock.release()
         else:
             batch.finish(Status.TIMEOUT, f"other batches used the connection for {limit_s:g} s")
@@ -202,7 +206,7 @@ class PureRedisClient(KeyMethods):
 
     def _run(self, batch: Batch, deadline: float) -> None:
         try:
-            self._servers.run(batch, deadline)
+            self._node.run(batch, deadline)
         except DialRefused as error:
             batch.finish(Status.UNAVAILABLE, str(error), error.kind)
         except ReplyTimedOut as error:
@@ -219,7 +223,7 @@ class PureRedisClient(KeyMethods):
         # In the child: the lock may be held by a thread that is not here, and the connections
         # belong to the parent; closing our descriptors of them leaves the parent's alone.
         self._lock = threading.Lock()
-        self._servers.disconnect()
+        self._node.disconnect()
 
 
 _clients: weakref.WeakSet[PureRedisClient] = weakref.WeakSet()
@@ -231,14 +235,6 @@ def _forget_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_connections)
-
-
-def _servers(config: ClientConfig, stats: dict[str, int]) -> PureNode | Cluster:
-    if config.topology == "cluster":
-        return Cluster(config, stats)
-    if config.topology == "sentinel":
-        return PureNode(config, stats, Sentinels(config).dial)
-    return PureNode(config, stats)
 
 
 def _ok_bytes(result: BatchResult) -> int:

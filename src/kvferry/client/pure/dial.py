@@ -1,8 +1,9 @@
 """Connecting: every address of the host, TLS, then the greeting.
 
 RESP3 and the credentials go out together as HELLO; a server that refuses it is greeted as
-before (AUTH, CLIENT SETNAME, PING). The first reply may be an error that nobody asked for ("max
-number of clients"): it arrives in place of the greeting's and is reported as what it says.
+before (AUTH, CLIENT SETNAME, PING), and one that says that it is a cluster's or a Sentinel is left.
+The first reply may be an error that nobody asked for ("max number of clients"): it arrives in place
+of the greeting's and is reported as what it says.
 
 A function that provides credentials is asked once for each dial; the connection is good until a
 little before they expire.
@@ -204,6 +205,11 @@ def _hello(
     if isinstance(reply, ErrorReply) and not reply.ends_greeting:
         return False
     _check(reply, user)
+    facts = reply if isinstance(reply, list) else []
+    for name, mode in zip(facts[::2], facts[1::2], strict=False):
+        if name == b"mode" and mode in (b"cluster", b"sentinel"):
+            text = f"{config.address} is a {str(mode, 'ascii')}'s, not one server"
+            raise DialRefused(f"{text}; use kvferry.RedisClient", final=True)
     return True
 
 

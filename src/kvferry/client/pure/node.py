@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from kvferry.client.pure.batch import Batch, exchange
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
@@ -17,11 +15,9 @@ from kvferry.client.pure.dial import Backoff, DialRefused, dial
 from kvferry.client.pure.resp import ProtocolError
 from kvferry.config import ClientConfig
 
-__all__ = ["Dial", "PureNode"]
+__all__ = ["PureNode"]
 
 _log = logging.getLogger("kvferry.client.pure.client")
-
-Dial: TypeAlias = Callable[[float], Connection]  # takes the deadline
 
 
 class PureNode:
@@ -29,49 +25,38 @@ class PureNode:
 
     Args:
         stats: Counters, of which connects, connect_failures and disconnects are kept here.
-        dial: How a connection is made; by default, to what the settings name.
 
     Attributes:
         closed: Whether `abort` was called.
     """
 
-    def __init__(
-        self, config: ClientConfig, stats: dict[str, int], dial: Dial | None = None
-    ) -> None:
+    def __init__(self, config: ClientConfig, stats: dict[str, int]) -> None:
         self.config = config
         self.closed = False
         self._stats = stats
-        self._dial = dial
         self._connection: Connection | None = None
         self._refusal = ""  # what was said of it last, until it connects
         self._backoff = Backoff(config.tuning.reconnect_min_s, config.tuning.reconnect_max_s)
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection; it may have ended since."""
-        return self._connection is not None
-
-    def run(self, batch: Batch, deadline: float, among: Sequence[int] | None = None) -> None:
-        """Ask for every key, or every one of some, that has no outcome.
-
-        Afterwards all have one, except those that are elsewhere and those behind the batch's end.
+    def run(self, batch: Batch, deadline: float) -> None:
+        """Ask for every key that has no outcome; afterwards all up to the batch's end have one.
 
         Raises:
             DialRefused: The server is away, or refuses us.
             ReplyTimedOut: The deadline passed, or the server stalled.
         """
         tries = 0
-        while not self.closed and (todo := batch.pending(among)):
+        while not self.closed and (todo := batch.pending()):
             if time.monotonic() >= deadline:
                 raise ReplyTimedOut("the deadline passed")
             try:
                 connection = self.connect(deadline)
-                exchange(batch, connection, deadline, todo)
+                exchange(batch, connection, deadline)
             except DialRefused:
                 raise
             except (Disconnected, ProtocolError) as error:
                 self.disconnect(str(error))
-                tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
+                tries = tries + 1 if len(batch.pending()) == len(todo) else 1
                 if tries >= self.config.tuning.attempts_max and not self.closed:
                     raise DialRefused(str(error), error.kind) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
@@ -94,7 +79,7 @@ class PureNode:
             self.disconnect("it ended while idle, or its time was over")
         self._backoff.check()
         try:
-            self._connection = self._dial(deadline) if self._dial else dial(self.config, deadline)
+            self._connection = dial(self.config, deadline)
         except (DialRefused, ReplyTimedOut) as error:
             self._stats["connect_failures"] += 1
             self._backoff.failed(

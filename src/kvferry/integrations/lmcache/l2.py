@@ -36,10 +36,11 @@ from lmcache.v1.platform import create_event_notifier
 from kvferry.base.errors import ConfigError, KVFerryError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.client.batch import Status
+from kvferry.client.commands import information, primaries, sparing
 from kvferry.client.operation import Verb
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.connectors.control import Control, ControlNode
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
 
 __all__ = ["KvferryL2Adapter", "key_text"]
@@ -310,7 +311,7 @@ class _ServerUsage:
     Any thread; a call waits `_USAGE_TIMEOUT_S` at most for each server."""
 
     def __init__(self, config: ClientConfig) -> None:
-        self._control = Control(config)
+        self._client = RedisClient.from_config(sparing(config))
         self._lock = threading.Lock()
         self._asked = float("-inf")
         self._used: int | None = None
@@ -328,14 +329,14 @@ class _ServerUsage:
 
     def close(self) -> None:
         """End the connection."""
-        self._control.close()
+        self._client.close()
 
     def _refresh(self) -> None:
         with self._lock:
             if time.monotonic() - self._asked < _USAGE_AGE_S:
                 return
             try:
-                told = list(self._control.each(_USAGE_TIMEOUT_S, _memory_of))
+                told = [self._memory_of(name) for name in primaries(self._client, _USAGE_TIMEOUT_S)]
             except KVFerryError:
                 self._used = None
             else:
@@ -344,13 +345,10 @@ class _ServerUsage:
                 self._capacity = sum(limits) if all(limits) else 0
             self._asked = time.monotonic()
 
-
-def _memory_of(node: ControlNode, left_s: float) -> tuple[int, int]:
-    text = node.ask(b"INFO", b"memory", timeout_s=left_s)
-    lines = text.decode(errors="replace").splitlines() if isinstance(text, bytes) else []
-    told = dict(line.split(":", 1) for line in lines if ":" in line)
-    used = told.get("used_memory_dataset") or told.get("used_memory", "0")
-    return int(used), int(told.get("maxmemory", "0"))
+    def _memory_of(self, node: str) -> tuple[int, int]:
+        told = information(self._client, "memory", node=node, timeout_s=_USAGE_TIMEOUT_S)
+        used = told.get("used_memory_dataset") or told.get("used_memory", "0")
+        return int(used), int(told.get("maxmemory", "0"))
 
 
 def _bitmap(statuses: bytes) -> Any:

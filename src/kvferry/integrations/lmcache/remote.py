@@ -39,13 +39,13 @@ from urllib.parse import unquote, urlsplit
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from kvferry.base.errors import ConfigError, KVFerryError, ServerError, UsageError
+from kvferry.base.errors import ConfigError, KVFerryError, UsageError
 from kvferry.client.aio import AsyncRedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import Key
+from kvferry.client.commands import key_pages, primaries
 from kvferry.client.operation import Operation, Verb
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.connectors.control import Control
 from kvferry.integrations.lmcache.names import ChunkNames
 
 __all__ = ["KvferryAdapter", "KvferryConnector", "engine_settings"]
@@ -190,7 +190,7 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         Raises:
             UnavailableError, DeadlineExceeded: The store does not say.
         """
-        return await asyncio.to_thread(_keys_of, self._settings, self._names)
+        return await asyncio.to_thread(_keys_of, self._client, self._names)
 
     # --- Reading ---
 
@@ -380,7 +380,7 @@ def _of_url(url: str) -> dict[str, Any]:
     return {k: unquote(v) if isinstance(v, str) else v for k, v in named.items() if v}
 
 
-def _keys_of(settings: LmcacheSettings, names: ChunkNames) -> list[str]:
+def _keys_of(client: AsyncRedisClient, names: ChunkNames) -> list[str]:
     """The keys of LMCache that a store holds, asked of its servers one page at a time.
 
     At most `_KEYS_MAX` of them, as LMCache named them. Without a namespace: all keys there are.
@@ -390,24 +390,13 @@ def _keys_of(settings: LmcacheSettings, names: ChunkNames) -> list[str]:
     """
     pattern = (_GLOB.sub(r"\\\1", names.prefix) + "*").encode()
     found: list[str] = []
-    control = Control(settings.client)
-    try:
-        for node in control.nodes(_SCAN_TIMEOUT_S):
-            cursor = b""
-            while cursor != b"0" and len(found) < _KEYS_MAX:
-                page = node.ask(
-                    *(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"1000"),
-                    timeout_s=_SCAN_TIMEOUT_S,
-                )
-                match page:
-                    case [bytes(cursor), list(keys)]:
-                        known = (names.key_of(key) for key in keys if isinstance(key, bytes))
-                        found += [key for key in known if key is not None]
-                    case _:
-                        raise ServerError("SCAN was answered with something else than keys")
-    finally:
-        control.close()
-    return found[:_KEYS_MAX]
+    for node in primaries(client, _SCAN_TIMEOUT_S):
+        for page in key_pages(client, node, pattern, _SCAN_TIMEOUT_S):
+            known = (names.key_of(key) for key in page)
+            found += [key for key in known if key is not None]
+            if len(found) >= _KEYS_MAX:
+                return found[:_KEYS_MAX]
+    return found
 
 
 def _bytes_of(memory_obj: Any) -> memoryview:

@@ -23,11 +23,11 @@ from kvferry.base.errors import ConfigError, KVFerryError, UsageError
 from kvferry.base.threads import Guarded
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.server.client.channel import new_id
-from kvferry.server.client.link import Away, ServerLink
+from kvferry.rpc.channel import new_id
+from kvferry.rpc.link import Away, ServerLink
 from kvferry.server.client.session_connection import Gone, ServerControl, ServerRefused, Silent
 from kvferry.server.memory.segments import has_server
-from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
+from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Reply, Unregister
 
 __all__ = ["Attachment", "ClientSession", "begin", "unregister"]
 
@@ -118,7 +118,7 @@ class ClientSession:
     number: int
     incarnation: str
     attachment: Attachment
-    link: ServerLink
+    link: ServerLink[Reply]
     heartbeat_s: float
     shared: bytes
     doubted: bool = False

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.base.shown import in_line
+from kvferry.rpc.channel import new_id
+from kvferry.rpc.link import Away, LinkTimedOut
 from kvferry.server.client.attachment import ClientSession
-from kvferry.server.client.channel import Counters, new_id
-from kvferry.server.client.link import Away, LinkTimedOut
+from kvferry.server.client.counters import Counters
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.protocol import Count, Failure, Release, Reply, Request
 

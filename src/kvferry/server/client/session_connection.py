@@ -16,8 +16,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kvferry.base.shown import in_line
+from kvferry.rpc.channel import Broken, Channel, NoServer, new_id
 from kvferry.server.client.address import read_url, token_reader
-from kvferry.server.client.channel import Broken, Channel, Counters, NoServer, new_id, read_reply
+from kvferry.server.client.counters import Counters, read_reply
 from kvferry.server.protocol import Failure, Hello, Reply, Request, Welcome, encode
 
 __all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake", "greet"]
@@ -175,7 +176,7 @@ class ServerControl:
         except Broken:
             raise Gone from None
         self._wake.clear()
-        return None if frame is None else read_reply(frame, self._counters)
+        return None if frame is None else read_reply(self._counters, frame)
 
     def _connect(self, until: float) -> None:
         """Try it once, and wait a moment if nobody is there."""

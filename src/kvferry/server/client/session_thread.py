@@ -26,9 +26,10 @@ from functools import partial
 from kvferry.base.shown import in_line
 from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
+from kvferry.rpc.channel import new_id
+from kvferry.rpc.link import ServerLink
 from kvferry.server.client.attachment import ClientSession, begin, unregister
-from kvferry.server.client.channel import Counters, new_id
-from kvferry.server.client.link import ServerLink
+from kvferry.server.client.counters import Counters, read_reply
 from kvferry.server.client.session_connection import (
     Gone,
     ServerControl,
@@ -203,7 +204,8 @@ class SessionThread:
         told, attachment = begin(control, self._identity, self._token)
         late = partial(self.releases.late, told.session)
         try:
-            link = ServerLink(self._url, self._counters, late)
+            read = partial(read_reply, self._counters)
+            link = ServerLink(self._url, read, self._counters.asked, late)
         except OSError as error:  # no descriptors left
             attachment.close()
             raise Silent(str(error)) from None

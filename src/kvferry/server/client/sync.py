@@ -53,13 +53,12 @@ from kvferry.chunks.generation import (
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.prompt import Prompt, Tokens, read_prompt
 from kvferry.client.buffers import BufferLike
-from kvferry.config.remote_sources import show_node
 from kvferry.server import protocol
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.channel import Counters
+from kvferry.server.client.counters import Counters
 from kvferry.server.client.session_thread import SessionThread
-from kvferry.server.client.transfer import Transfer, about_of, in_tokens
+from kvferry.server.client.transfer import Transfer, in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
 
 __all__ = ["Client"]
@@ -179,8 +178,7 @@ class Client:
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
         """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
         prompt = self._read(tokens)
-        fields = (prompt.first(HASHES_MAX), prompt.tokens, prompt.generation)
-        report = self._ask(Report, protocol.Explain, *fields, waits_s=timeout_s)
+        report = self._ask(Report, protocol.Explain, prompt.cut(HASHES_MAX), waits_s=timeout_s)
         if report is not None:
             try:
                 return msgspec.convert(report.report, Explanation)
@@ -251,10 +249,8 @@ class Client:
     def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
         """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
         prompt, limit_s = self._read(tokens), self._limit(timeout_s)
-        fields = (prompt.tokens, True, prompt.generation)
-        return self._start(
-            partial(self._count, prompt, protocol.Prefetch, *fields, waits_s=limit_s)
-        )
+        ask = partial(self._count, prompt, protocol.Prefetch, True, waits_s=limit_s)
+        return self._start(ask)
 
     # --- Storing ---
 
@@ -286,13 +282,12 @@ class Client:
 
     def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are."""
-        prompt = self._read(tokens)
-        fields, limit_s = (prompt.tokens, prompt.generation), self._limit(timeout_s)
-        return self._count(prompt, protocol.Pin, *fields, waits_s=limit_s)
+        return self._count(self._read(tokens), protocol.Pin, waits_s=self._limit(timeout_s))
 
     def unpin(self, tokens: Tokens) -> int:
         """Undo a `pin`; how many tokens lost one."""
-        return self._count(self._read(tokens), protocol.Unpin)
+        prompt = self._read(tokens)
+        return self._tokens(prompt, self._ask(Count, protocol.Unpin, prompt.first(HASHES_MAX)))
 
     @property
     def generation(self) -> bytes:
@@ -426,12 +421,9 @@ class Client:
         found = self._ask(
             Found,
             protocol.LookupRequest,
-            prompt.first(HASHES_MAX),
-            True,
+            prompt.cut(HASHES_MAX),
             touch,
-            prompt.generation,
-            about_of(prompt) if patient else [],
-            show_node(prompt.source),
+            patient,
             **limits,
         )
         if found is None:
@@ -466,7 +458,11 @@ class Client:
         """A request about a prompt that is answered with a number of chunks; in tokens."""
         if not prompt.chunks:
             return 0
-        told = self._ask(Count, kind, prompt.first(HASHES_MAX), *fields, **limits)
+        told = self._ask(Count, kind, prompt.cut(HASHES_MAX), *fields, **limits)
+        return self._tokens(prompt, told)
+
+    @staticmethod
+    def _tokens(prompt: Prompt, told: Count | None) -> int:
         return min(max(0, told.count), prompt.chunks) * prompt.chunk_size if told else 0
 
     def _ask(self, answer: type[R], kind: type[Request], *fields: Any, **limits: Any) -> R | None:

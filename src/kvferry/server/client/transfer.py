@@ -20,10 +20,9 @@ from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.layout import ELEMENTS, KVLayout
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike, readable
-from kvferry.config.remote_sources import show_node
+from kvferry.rpc.link import Away
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.link import Away
 from kvferry.server.protocol import (
     HASHES_MAX,
     Commit,
@@ -34,12 +33,7 @@ from kvferry.server.protocol import (
     Retrieve,
 )
 
-__all__ = ["Transfer", "about_of", "in_tokens"]
-
-
-def about_of(prompt: Prompt) -> list[int]:
-    """What the server should know of a prompt; see `about` of `LookupRequest`."""
-    return [prompt.tokens, prompt.start_tokens, prompt.computed_tokens, *prompt.queued]
+__all__ = ["Transfer", "in_tokens"]
 
 
 class Held(Retrieved):
@@ -80,10 +74,7 @@ class Transfer:
         session = self._caller.session() if first_chunk < end else None
         if session is None:
             return Stored(chunks=0, known=0, shed=wanted)
-        hashes = prompt.first(end)
-        told = self._caller.ask(
-            session, ReservedPages, Reserve, hashes, first_chunk, prompt.generation
-        )
+        told = self._caller.ask(session, ReservedPages, Reserve, prompt.cut(end), first_chunk)
         if told is None:
             return Stored(chunks=0, known=0, shed=wanted)
         if not _possible(told, session, first_chunk, end):
@@ -140,10 +131,8 @@ class Transfer:
         session = self._caller.session()
         if session is None:
             return self._nothing("unavailable")
-        hashes = prompt.first(HASHES_MAX)
-        about, source = about_of(prompt), show_node(prompt.source)
-        fields = (hashes, prompt.tokens, prompt.generation, about, source)
-        told = self._caller.ask(session, Leased, Retrieve, *fields, waits_s=timeout_s)
+        wanted = prompt.cut(HASHES_MAX)
+        told = self._caller.ask(session, Leased, Retrieve, wanted, waits_s=timeout_s)
         if told is None:
             return self._nothing("unavailable")
         if not told.lease or not told.pages:

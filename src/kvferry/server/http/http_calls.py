@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
@@ -240,7 +240,7 @@ class Pins:
         }
         if tokens:
             chunks = tokens // cache.layout.chunk_size
-            held = replace(prompt, hashes=prompt.first(chunks))
+            held = prompt.cut(chunks)
             id = secrets.token_hex(8)
             shown["id"], shown["since"] = id, round(time.time(), 3)
             pin = _Pin(id, cache, held, prompt.hashes, shown)

@@ -25,9 +25,9 @@ import msgspec
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import noticed
 from kvferry.cache.steps import Steps, Wait
+from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol
 from kvferry.server.loop.fair_pool import FairJob, FairPool
-from kvferry.server.loop.listener import EngineConnection, EngineListener
 from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 
@@ -50,7 +50,7 @@ _SLACK_S, _LOOK_S = 0.05, 0.05
 
 # Steps that nobody waits for count as one process's work; these stand for their request and sender.
 _BACKGROUND = "background"
-_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(EngineConnection, None)
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(ServedConnection, None)
 
 
 class RequestRefused(Exception):
@@ -100,7 +100,7 @@ class _Pending:
     __slots__ = ("answered", "job", "later", "pool", "request", "sender", "steps", "wait")
 
     def __init__(
-        self, sender: EngineConnection, request: Request, later: Later, pool: FairPool
+        self, sender: ServedConnection, request: Request, later: Later, pool: FairPool
     ) -> None:
         self.sender = sender
         self.request = request
@@ -144,7 +144,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        listener: EngineListener,
+        listener: Listener,
         handle: Callable[[Request], Reply | Later],
         tick: Callable[[], None],
     ) -> None:
@@ -240,7 +240,7 @@ class Dispatcher:
 
     # --- One request ---
 
-    def _serve(self, sender: EngineConnection, body: bytes | memoryview) -> None:
+    def _serve(self, sender: ServedConnection, body: bytes | memoryview) -> None:
         self.received_bytes += len(body)
         try:
             request = protocol.decode_request(body)
@@ -267,7 +267,7 @@ class Dispatcher:
             _log.exception("a %s request failed", type(request).__name__)
             return Failure(request.id, "internal", type(error).__name__)
 
-    def _put_off(self, sender: EngineConnection, request: Request, later: Later) -> None:
+    def _put_off(self, sender: ServedConnection, request: Request, later: Later) -> None:
         pool = self._own if later.limit_s is None else self._stores
         pending = _Pending(sender, request, later, pool)
         if not self._begin(pending):
@@ -301,7 +301,7 @@ class Dispatcher:
         self._done.append((pending, found))
         self._listener.wake()
 
-    def _send(self, sender: EngineConnection, reply: Reply) -> None:
+    def _send(self, sender: ServedConnection, reply: Reply) -> None:
         if type(reply) is Failure:
             self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
         body = protocol.encode(reply)

@@ -35,7 +35,6 @@ __all__ = ["Handlers"]
 T = TypeVar("T")
 
 _BEFORE = (p.Attached, p.Ping, p.Unregister)  # what a session may say before it is attached
-_HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
 # Requests of one session that may wait, for stores as a rule; one more is answered from memory. The
 # limit is below the sockets of a client (64), so some are always free for what memory can answer.
 _RUNNING_MAX = 48
@@ -103,8 +102,8 @@ class Handlers:
         # A client that cannot map the memory is another user's process, and is told nothing.
         if not session.attached and type(request) not in _BEFORE:
             raise RequestRefused("attach", "map the segment, lock its byte, and say so first")
-        generation = getattr(request, "generation", None)
-        if generation is not None and not session.shard.is_current(generation):
+        prompt = getattr(request, "prompt", None)
+        if prompt is not None and not session.shard.is_current(prompt.generation):
             return self._obsolete(session, request)
         return self._of[type(request)](session, request)
 
@@ -134,7 +133,7 @@ class Handlers:
     # --- Writing ---
 
     def _reserve(self, session: Session, request: p.Reserve) -> p.Reply | Later:
-        prompt = session.shard.prompt(request.hashes, generation=request.generation)
+        prompt = session.shard.prompt(request.prompt)
         first = min(max(0, request.first), prompt.chunks)
         if self.draining:
             return p.ReservedPages(request.id, 0, [], [], prompt.chunks - first)
@@ -201,12 +200,11 @@ class Handlers:
 
     def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
         shard = session.shard
-        what = (request.tokens, request.generation, request.about, request.source)
-        prompt = shard.prompt(request.hashes, *what)
+        prompt = shard.prompt(request.prompt)
         began = time.monotonic()
         room = self._sessions.room(session, writing=False)
         wanted = prompt.first(room)
-        ready, coming = shard.memory.cache.lookup(request.hashes)
+        ready, coming = shard.memory.cache.lookup(prompt.hashes)
         asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
             lease, handles = shard.memory.cache.acquire(wanted, self.config.tuning.lease_s)
@@ -273,10 +271,10 @@ class Handlers:
 
     def _prefetch(self, session: Session, request: p.Prefetch) -> p.Reply | Later:
         shard = session.shard
-        prompt = shard.prompt(request.hashes, request.tokens, request.generation)
+        prompt = shard.prompt(request.prompt)
 
         def fetched(_: Gathered | None) -> p.Reply:
-            return p.Count(request.id, shard.memory.cache.lookup(request.hashes)[0])
+            return p.Count(request.id, shard.memory.cache.lookup(prompt.hashes)[0])
 
         work = self._gather(shard, prompt, request)
         found = self._later(session, work, fetched, _seconds_of(request))
@@ -289,14 +287,14 @@ class Handlers:
     def _pin(self, session: Session, request: p.Pin) -> p.Reply | Later:
         shard = session.shard
         # Like leases, pins count as held, and end with the session.
-        some = shard.prompt(request.hashes).first(self._sessions.room(session, writing=False))
-        wanted = shard.prompt(some, request.tokens, request.generation)
+        hashes = request.prompt.hashes
+        wanted = shard.prompt(request.prompt).cut(self._sessions.room(session, writing=False))
 
         def pinned(_: Gathered | None) -> p.Reply:
             _check_open(session)
             room = self._sessions.room(session, writing=False)
             count = shard.memory.cache.pin(wanted.first(room))
-            session.pins.append((request.hashes, wanted.first(count)))
+            session.pins.append((hashes, wanted.first(count)))
             session.hold(count)
             return p.Count(request.id, count)
 
@@ -305,9 +303,8 @@ class Handlers:
         )
 
     def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
-        prompt = session.shard.prompt(request.hashes)
         for index, (hashes, pinned) in enumerate(session.pins):
-            if hashes == prompt.hashes:
+            if hashes == request.hashes:
                 del session.pins[index]
                 session.hold(-(len(pinned) // DIGEST_BYTES))
                 return p.Count(request.id, session.shard.memory.cache.unpin(pinned))
@@ -316,20 +313,18 @@ class Handlers:
     # --- Asking ---
 
     def _lookup(self, session: Session, request: p.LookupRequest) -> p.Reply | Later:
-        shard, hashes = session.shard, request.hashes
-        if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
-            ready, coming = shard.memory.cache.lookup(hashes)
-            cache = shard.cache
-            if cache.tiers and ready and cache.storer.looks:
-                cache.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
-            asks = request.stores and (cache.tiers or request.source)
-            if ready * DIGEST_BYTES == len(hashes) or not asks:
-                return p.Found(request.id, {"l1": ready}, coming, shard.shared)
-        prompt = shard.prompt(hashes, 0, request.generation, request.about, request.source)
+        shard, cache = session.shard, session.shard.cache
+        prompt = shard.prompt(request.prompt)
+        hashes = prompt.hashes
+        ready, coming = shard.memory.cache.lookup(hashes)  # what is most often asked
+        if cache.tiers and ready and cache.storer.looks:
+            cache.storer.observe(prompt, ready)
+        if ready == prompt.chunks or not (cache.tiers or prompt.source):
+            return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         size, limit_s = prompt.chunk_size, _seconds_of(request)
 
         def look() -> Steps[Lookup]:
-            if request.about:
+            if request.pays:
                 return shard.cache.looking(
                     prompt,
                     None,
@@ -346,7 +341,7 @@ class Handlers:
                 ready, coming = shard.memory.cache.lookup(hashes)
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
             left = known.tokens
-            if request.about and known.worth_tokens is not None:
+            if request.pays and known.worth_tokens is not None:
                 left = known.worth_tokens
             tiers = {}
             for name, tokens in known.tiers.items():
@@ -363,7 +358,7 @@ class Handlers:
         )
 
     def _explain(self, session: Session, request: p.Explain) -> p.Reply | Later:
-        prompt = session.shard.prompt(request.hashes, request.tokens, request.generation)
+        prompt = session.shard.prompt(request.prompt)
         limit_s = _seconds_of(request)
 
         def explain() -> dict[str, Any]:
@@ -420,8 +415,8 @@ class Handlers:
             case p.Retrieve():
                 return p.Leased(id, 0, [], {"l1": 0}, "never_stored", 0.0, 0.0, shared)
             case p.Reserve():
-                chunks = len(request.hashes) // DIGEST_BYTES
-                return p.ReservedPages(id, 0, [], [], max(0, chunks - max(0, request.first)))
+                left = max(0, request.prompt.chunks - request.first)
+                return p.ReservedPages(id, 0, [], [], left)
             case p.Explain():
                 raise RequestRefused("usage", "everything was cleared meanwhile; ask again")
         return p.Count(id, 0)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
 
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.base.threads import Guarded, noticed
 from kvferry.cache.steps import Steps
 from kvferry.cache.store.store_tiers import StoreTier, open_tiers
-from kvferry.chunks.generation import FIRST, shared_of
+from kvferry.chunks.generation import shared_of
 from kvferry.chunks.identity import Identity
-from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt
 from kvferry.config import CacheConfig
-from kvferry.config.remote_sources import read_node
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
 from kvferry.server.memory.pools import Pools, SharedMemory
@@ -29,8 +29,6 @@ from kvferry.sharing import TieredCache
 __all__ = ["IdentityShard", "Loop", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
-# Numbers that say what there is to know about a prompt; see `about` of `LookupRequest`.
-_ABOUT = 5
 _OPEN_S = 10.0
 
 
@@ -181,44 +179,20 @@ class IdentityShard:
         fresh = self.cache.clearing.newest.is_fresh
         return fresh and shared_of(generation) == self.shared
 
-    def prompt(
-        self,
-        hashes: bytes,
-        tokens: int = 0,
-        generation: bytes = FIRST,
-        about: Sequence[int] = (),
-        source: str = "",
-    ) -> Prompt:
-        """A prompt as it came in a message.
+    def prompt(self, prompt: Prompt) -> Prompt:
+        """A prompt as it came in a message, as the cache here takes it.
 
         Raises:
-            UsageError: The hashes are cut, or too many; or `about` or `source` cannot be.
+            UsageError: It has chunks of another length, or too many, or fewer tokens than those.
         """
-        count, rest = divmod(len(hashes), DIGEST_BYTES)
-        if rest or count > HASHES_MAX:
-            raise UsageError(
-                f"hashes of {len(hashes)} bytes: 16 bytes for each of up to {HASHES_MAX} chunks"
-            )
-        size = self.identity.layout.chunk_size
-        try:
-            node = read_node(source)
-        except ValueError:
-            raise UsageError("source is HOST:PORT, or empty") from None
-        if not about:
-            return Prompt(hashes, max(tokens, count * size), size, generation, source=node)
-        if len(about) < _ABOUT or not all(0 <= value < 1 << 62 for value in about):
-            raise UsageError(f"about has {_ABOUT} numbers from 0 on, and not {list(about)[:8]}")
-        tokens, start, computed, queued_tokens, queued_pairs = about[:_ABOUT]
-        return Prompt(
-            hashes,
-            max(tokens, start + count * size),
-            size,
-            generation,
-            start_tokens=start,
-            computed_tokens=computed,
-            queued=(queued_tokens, queued_pairs),
-            source=node,
-        )
+        size, chunks = self.identity.layout.chunk_size, prompt.chunks
+        if prompt.chunk_size != size:
+            raise UsageError(f"chunks of {prompt.chunk_size} tokens, and not of {size}")
+        if chunks > HASHES_MAX:
+            raise UsageError(f"hashes of {chunks} chunks; the most are {HASHES_MAX}")
+        if prompt.tokens < prompt.start_tokens + chunks * size:
+            raise UsageError(f"{prompt.tokens} tokens are fewer than those of {chunks} chunks")
+        return replace(prompt, queued_at=0.0) if prompt.queued_at else prompt
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""

@@ -19,9 +19,10 @@ from pathlib import Path
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Guarded
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.client.commands import ask, sparing
+from kvferry.client.sync import RedisClient
 from kvferry.config import StoreConfig
 from kvferry.connectors.base import Space
-from kvferry.connectors.control import ControlNode
 from kvferry.connectors.load import load_connector
 from kvferry.server.sessions.shard import IdentityShard
 
@@ -50,7 +51,7 @@ class StoreWatch:
         self._shards = shards
         self._problems: dict[str, str] = {}  # "": none; a store that is missing was not asked yet
         self._opened: set[str] = set()  # plug-ins that could be
-        self._nodes: dict[str, ControlNode] = {}  # connections to servers that nobody else asks
+        self._clients: dict[str, RedisClient] = {}  # of servers that nobody else asks
         self._stop = threading.Event()
         self._thread = Guarded(self._run, "watch")
 
@@ -91,8 +92,8 @@ class StoreWatch:
         try:
             self._ask_all()
         finally:
-            for name in list(self._nodes):
-                self._nodes.pop(name).close()
+            for name in list(self._clients):
+                self._clients.pop(name).close()
 
     def _ask_all(self) -> None:
         while not self._stop.is_set():
@@ -125,17 +126,17 @@ class StoreWatch:
         tiers = [tier.tier for shard in shards for tier in shard.cache.tiers]
         ours = [tier.connector for tier in tiers if tier.name == store.name]
         if any(connector.available for connector in ours):
-            if store.name in self._nodes:
-                self._nodes.pop(store.name).close()
+            if store.name in self._clients:
+                self._clients.pop(store.name).close()
             return ""
         for shard in shards:
             if store.name in shard.problems:
                 return shard.problems[store.name]
         if store.client is not None:
-            if store.name not in self._nodes:
-                self._nodes[store.name] = ControlNode.from_config(store.client)
+            if store.name not in self._clients:
+                self._clients[store.name] = RedisClient.from_config(sparing(store.client))
             try:
-                self._nodes[store.name].ask(b"PING", timeout_s=_ASK_S)
+                ask(self._clients[store.name], b"PING", timeout_s=_ASK_S)
             except KVFerryError as error:
                 return str(error)
         elif store.path is not None and (problem := _writable(Path(store.path))):

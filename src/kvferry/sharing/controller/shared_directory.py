@@ -36,8 +36,9 @@ import msgspec
 from kvferry.base.errors import CapacityError, KVFerryError, UsageError
 from kvferry.base.field_types import Count, Line, Name, Rank, Short
 from kvferry.base.threads import Guarded, noticed
+from kvferry.client.commands import ask_each, sparing
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.connectors.control import ControlNode
 from kvferry.sharing.controller.jobs import Jobs
 from kvferry.sharing.controller.member_logs import (
     PREFIX,
@@ -158,7 +159,7 @@ class SharedDirectory:
         quotas: Quotas,
     ) -> None:
         self._config = config
-        self._client = ControlNode.from_config(config)
+        self._client = RedisClient.from_config(sparing(config))
         self._members, self._jobs, self._quotas = members, jobs, quotas
         self._logs = MemberLogs(1.5 * heartbeat_s)
         self._id = secrets.token_bytes(16)
@@ -266,7 +267,9 @@ class SharedDirectory:
             left_s = max(0.1, until - time.monotonic())
             replies += [
                 reply if ok else None
-                for ok, reply in self._client.ask_each(some, timeout_s=min(left_s, _TURN_TIMEOUT_S))
+                for ok, reply in ask_each(
+                    self._client, some, timeout_s=min(left_s, _TURN_TIMEOUT_S)
+                )
             ]
         return replies
 

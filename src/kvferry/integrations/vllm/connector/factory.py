@@ -193,7 +193,6 @@ def worker_half(
     return WorkerHalf(
         backend,
         rank.copier,
-        chunk_size=config.chunk_size,
         chunk_blocks=rank.chunk_blocks,
         load_timeout_s=config.retrieve_timeout_s,
         load_threads=config.load_threads,

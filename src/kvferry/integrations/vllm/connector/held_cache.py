@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 from kvferry.base.errors import KVFerryError
@@ -164,7 +163,7 @@ class HeldCache:
         if chunks * size <= prompt.computed_tokens:
             return chunks  # the engine has as much itself, and loads nothing
         here = found.tiers.get(MEMORY, 0) // size
-        wanted = prompt if found.arriving_tokens else replace(prompt, hashes=prompt.first(chunks))
+        wanted = prompt if found.arriving_tokens else prompt.cut(chunks)
         limit_s = self._load_timeout_s if chunks > here else _HERE_S
         first, wanted = wanted.behind_computed()
         if not wanted.chunks:

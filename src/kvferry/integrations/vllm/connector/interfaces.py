@@ -146,23 +146,13 @@ class LoadJob:
 
     Attributes:
         request_id: Of the request.
-        hashes: Of the chunks of which a block is wanted, 16 bytes each.
+        prompt: With the chunks of which a block is wanted.
         block_ids: Where each block of them is to come; -1: that one is not wanted.
-        generation: Of the hashes.
-        tokens, start_tokens, computed_tokens, queued: Of the prompt, see
-            `kvferry.chunks.prompt.Prompt`.
-        source: Of the prompt too.
     """
 
     request_id: str
-    hashes: bytes
+    prompt: Prompt
     block_ids: list[int]
-    generation: bytes = b""
-    tokens: int = 0
-    start_tokens: int = 0
-    computed_tokens: int = 0
-    queued: tuple[int, int] = (0, 0)
-    source: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)
@@ -171,17 +161,15 @@ class SaveJob:
 
     Attributes:
         request_id: Of the request.
-        hashes: Of all chunks from the beginning of the prompt up to the last one to be saved.
+        prompt: All chunks from its beginning up to the last one to be saved.
         first_chunk: The first chunk to be saved.
         block_ids: The blocks of the chunks from `first_chunk` on.
-        generation: Of the hashes.
     """
 
     request_id: str
-    hashes: bytes
+    prompt: Prompt
     first_chunk: int
     block_ids: list[int]
-    generation: bytes = b""
 
 
 @dataclass(slots=True)

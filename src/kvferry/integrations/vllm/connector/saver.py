@@ -26,9 +26,7 @@ from typing import Any
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
-from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.pool import Page, PagePool
-from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
@@ -71,7 +69,6 @@ class Saver:
         copier: Of the engine's tensors; closed by its owner.
         counts: Counts ``saved_``, ``known_``, ``shed_`` and ``lost_chunks``.
         access: To the blocks.
-        chunk_size: Tokens of a chunk.
         chunk_blocks: Blocks of a chunk.
         bytes_max: Memory for what was gathered and not handed over yet; it is used as needed.
         thread_start: What every thread of this does first.
@@ -84,7 +81,6 @@ class Saver:
         counts: Counts,
         access: BlockAccess,
         *,
-        chunk_size: int,
         chunk_blocks: int,
         bytes_max: int,
         thread_start: Callable[[], object] | None,
@@ -93,7 +89,6 @@ class Saver:
         self._copier = copier
         self._counts = counts
         self._access = access
-        self._chunk_size = chunk_size
         self._chunk_blocks = chunk_blocks
         self._chunk_bytes = copier.block_bytes * chunk_blocks
         self._layers = range(len(copier.layer_names))
@@ -264,8 +259,7 @@ class Saver:
                 self._counts.add("shed_chunks", chunks)
                 return
             end = job.first_chunk + chunks
-            hashes = job.hashes[: end * DIGEST_BYTES]
-            prompt = Prompt(hashes, end * self._chunk_size, self._chunk_size, job.generation)
+            prompt = job.prompt.cut(end)
             stored = self._backend.store(prompt, save.pages, first_chunk=job.first_chunk)
             self._counts.add("saved_chunks", stored.chunks)
             self._counts.add("saved_bytes", stored.chunks * self._chunk_bytes)

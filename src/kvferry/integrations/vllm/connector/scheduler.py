@@ -145,16 +145,7 @@ class SchedulerHalf:
             if not hashes:
                 return 0
             known.queued = self._ahead(known)
-            prompt = Prompt(
-                hashes,
-                request.num_tokens,
-                self._chunk_size,
-                known.generation,
-                computed_tokens=computed_tokens,
-                queued=known.queued,
-                source=known.source,
-            )
-            question = known.question = self._questions.ask(prompt)
+            question = known.question = self._questions.ask(self._prompt(known, hashes))
             self.counts["asked"] += 1
             known.wait.begin()
         found = question.answer()
@@ -214,19 +205,8 @@ class SchedulerHalf:
             inside = start <= block * self._block_size < end
             wanted.append(block_ids[block] if inside else -1)
         hashes = self._hashes(known, last * self._chunk_size)[first * DIGEST_BYTES :]
-        self._work.loads.append(
-            LoadJob(
-                request.request_id,
-                hashes,
-                wanted,
-                known.generation,
-                tokens=request.num_tokens,
-                start_tokens=first * self._chunk_size,
-                computed_tokens=start,
-                queued=known.queued,
-                source=known.source,
-            )
-        )
+        prompt = self._prompt(known, hashes, first)
+        self._work.loads.append(LoadJob(request.request_id, prompt, wanted))
         self._work.given += wanted
         known.loaded_to = end
         known.begun = True
@@ -321,8 +301,8 @@ class SchedulerHalf:
         hashes = self._hashes(known, end * self._chunk_size)
         if len(blocks) < (end - first) * self._chunk_blocks or not hashes:
             return
-        job = SaveJob(request.request_id, hashes, first, blocks, known.generation)
-        self._work.saves.append(job)
+        prompt = Prompt(hashes, end * self._chunk_size, self._chunk_size, known.generation)
+        self._work.saves.append(SaveJob(request.request_id, prompt, first, blocks))
         known.saved = end
         self.counts["saves"] += end - first
 
@@ -376,6 +356,19 @@ class SchedulerHalf:
             if known.question is not None:
                 known.question.forget()
             known.question = known.found = known.saved = None
+
+    def _prompt(self, known: _Request, hashes: bytes, first: int = 0) -> Prompt:
+        """What is to know of a request's prompt; `hashes`: of its chunks from `first` on."""
+        return Prompt(
+            hashes,
+            known.request.num_tokens,
+            self._chunk_size,
+            known.generation,
+            start_tokens=first * self._chunk_size,
+            computed_tokens=known.local_tokens,
+            queued=known.queued,
+            source=known.source,
+        )
 
     def _hashes(self, known: _Request, tokens: int) -> bytes:
         if known.hashes is None:

@@ -25,11 +25,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
 from kvferry.cache.status_socket import StatusSocket
-from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
@@ -63,7 +63,6 @@ class WorkerHalf:
     Args:
         backend: The cache; closed with this.
         copier: Of the engine's tensors; closed with this.
-        chunk_size: Tokens of a chunk.
         chunk_blocks: Blocks of a chunk.
         load_timeout_s: The longest that a load may take, from when it begins.
         load_threads: How many loads run at a time.
@@ -80,7 +79,6 @@ class WorkerHalf:
         backend: Backend,
         copier: Copier,
         *,
-        chunk_size: int,
         chunk_blocks: int,
         load_timeout_s: float,
         load_threads: int = 4,
@@ -98,7 +96,6 @@ class WorkerHalf:
         self.counts = Counts()
         self._copier = copier
         self._access = BlockAccess()
-        self._chunk_size = chunk_size
         self._chunk_blocks = chunk_blocks
         self._load_timeout_s = load_timeout_s
         self._chunk_bytes = copier.block_bytes * chunk_blocks
@@ -107,7 +104,6 @@ class WorkerHalf:
             copier,
             self.counts,
             self._access,
-            chunk_size=chunk_size,
             chunk_blocks=chunk_blocks,
             bytes_max=save_bytes_max,
             thread_start=thread_start,
@@ -220,18 +216,7 @@ class WorkerHalf:
 
     def _bring(self, job: LoadJob, given_at: float, fence: Any, epoch: int) -> tuple[int, str]:
         """Fill the blocks; how many chunks are, and why it is not all of them."""
-        chunks = len(job.hashes) // DIGEST_BYTES
-        prompt = Prompt(
-            job.hashes,
-            max(job.tokens, job.start_tokens + chunks * self._chunk_size),
-            self._chunk_size,
-            job.generation,
-            start_tokens=job.start_tokens,
-            computed_tokens=job.computed_tokens,
-            queued=job.queued,
-            queued_at=given_at,
-            source=job.source,
-        )
+        prompt = replace(job.prompt, queued_at=given_at)
         if self._closing:
             return 0, ""
         hit = self.backend.retrieve(prompt, timeout_s=self._load_timeout_s)
@@ -261,7 +246,7 @@ class WorkerHalf:
         self.counts.add("loads", 1)
         self.counts.add("loaded_chunks", filled)
         self.counts.add("loaded_bytes", filled * self._chunk_bytes)
-        count = len(job.hashes) // DIGEST_BYTES - filled
+        count = job.prompt.chunks - filled
         self.counts.add(_WHY.get(why, "failed_chunks"), count)
         with self._ended:
             if job not in self._running:  # given up; see `abandon`

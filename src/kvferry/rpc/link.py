@@ -16,11 +16,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
-from kvferry.server.client.channel import Broken, Channel, Counters, read_reply
-from kvferry.server.protocol import Reply, Request, encode
+import msgspec
 
-__all__ = ["Away", "LinkTimedOut", "ServerLink"]
+from kvferry.rpc.channel import Broken, Channel
+
+__all__ = ["Away", "LinkTimedOut", "Numbered", "ServerLink", "encode"]
+
+
+class Numbered(Protocol):
+    """A message with an id; a reply has that of its request."""
+
+    @property
+    def id(self) -> int:
+        """Of the request."""
+
+
+R = TypeVar("R", bound=Numbered)
+
+encode = msgspec.msgpack.Encoder().encode
 
 # Calls under way at once; more of them wait for one of these to end.
 _SOCKETS_MAX = 64
@@ -34,18 +49,26 @@ class LinkTimedOut(Exception):
     """No answer in time: whether the request was done is not known."""
 
 
-class ServerLink:
+class ServerLink(Generic[R]):
     """The way to one server.
 
     Args:
         url: Of the server.
-        counters: Of the client.
+        read: Makes a reply of what came; None: it is none.
+        sent: Called with the length of each request that went.
         late: Called with replies that came after their time: they may hold a lease.
     """
 
-    def __init__(self, url: str, counters: Counters, late: Callable[[Reply], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        read: Callable[[bytes], R | None],
+        sent: Callable[[int], object],
+        late: Callable[[R], object],
+    ) -> None:
         self._url = url
-        self._counters = counters
+        self._read = read
+        self._sent = sent
         self._late = late
         self._ended_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._free: deque[Channel] = deque()  # the last one first: its server still knows it
@@ -54,7 +77,7 @@ class ServerLink:
         self._waiting = 0
         self.ended = False
 
-    def ask(self, request: Request, until: float) -> Reply:
+    def ask(self, request: Numbered, until: float) -> R:
         """Send a request and wait for its reply, until a moment of ``time.monotonic``.
 
         Raises:
@@ -68,7 +91,7 @@ class ServerLink:
                 raise Away
             assert channel is not None
             channel.send(frame, until)
-            self._counters.asked(len(frame))
+            self._sent(len(frame))
             return self._receive(channel, request.id, until)
         except (Away, LinkTimedOut):
             raise
@@ -100,12 +123,12 @@ class ServerLink:
 
     # --- One exchange ---
 
-    def _receive(self, channel: Channel, request_id: int, until: float) -> Reply:
+    def _receive(self, channel: Channel, request_id: int, until: float) -> R:
         while True:
             frame = channel.receive(until)
             if self.ended:
                 raise Away
-            reply = read_reply(frame, self._counters) if frame is not None else None
+            reply = self._read(frame) if frame is not None else None
             if reply is not None:
                 if reply.id == request_id:
                     return reply

@@ -13,7 +13,17 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["GREETING", "READY", "READY_CLIENT", "ZmtpError", "ZmtpParser", "framed"]
+__all__ = [
+    "GREETING",
+    "MESSAGE_BYTES_MAX",
+    "READY",
+    "READY_CLIENT",
+    "ZmtpError",
+    "ZmtpParser",
+    "framed",
+]
+
+MESSAGE_BYTES_MAX = 4 << 20
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")

@@ -1,4 +1,4 @@
-"""The sockets of the server: connections come and go, messages come in, replies go out.
+"""The sockets of a server: connections come and go, messages come in, replies go out.
 
 Everything is done by the thread that calls `wait`; others may call `wake`. A peer that does not
 speak the protocol, says nothing at first, or does not take its replies, is cut off; nobody waits
@@ -22,12 +22,18 @@ from pathlib import Path
 
 from kvferry.base.errors import StoreError
 from kvferry.config.endpoints import ipc_path
-from kvferry.server.loop.zmtp import GREETING, READY, ZmtpError, ZmtpParser, framed
-from kvferry.server.protocol import MESSAGE_BYTES_MAX
+from kvferry.rpc.zmtp import (
+    GREETING,
+    MESSAGE_BYTES_MAX,
+    READY,
+    ZmtpError,
+    ZmtpParser,
+    framed,
+)
 
-__all__ = ["EngineConnection", "EngineListener"]
+__all__ = ["Listener", "ServedConnection"]
 
-_log = logging.getLogger("kvferry.server")
+_log = logging.getLogger("kvferry.rpc")
 
 CONNECTIONS_MAX = 8192
 _BACKLOG = 1024
@@ -41,7 +47,7 @@ MESSAGE_S = 30.0
 _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
-class EngineConnection:
+class ServedConnection:
     """One peer."""
 
     __slots__ = ("began", "out", "socket", "waits_since", "wire")
@@ -54,7 +60,7 @@ class EngineConnection:
         self.waits_since = 0.0  # when we first saw a message half, and none was whole since
 
 
-class EngineListener:
+class Listener:
     """All endpoints and all connections of a server.
 
     Args:
@@ -72,7 +78,7 @@ class EngineListener:
         self._endpoints: dict[int, socket.socket] = {}
         self._paths: list[tuple[Path, int]] = []
         self._watched: dict[int, Callable[[], object]] = {}
-        self._connections: dict[int, EngineConnection] = {}
+        self._connections: dict[int, ServedConnection] = {}
         self._came = memoryview(bytearray(_READ_BYTES))
         self._next_look = 0.0
         self._deaf = False  # there were no descriptors: nobody is accepted for a moment
@@ -120,7 +126,7 @@ class EngineListener:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[EngineConnection, bytes | memoryview]]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[ServedConnection, bytes | memoryview]]:
         """Messages that came, each with who waits for its reply; it may be woken and have none.
 
         A message is there until the next one is taken.
@@ -144,7 +150,7 @@ class EngineListener:
             self._next_look = now + self._look_s
             self._look(now)
 
-    def send(self, connection: EngineConnection, body: bytes) -> bool:
+    def send(self, connection: ServedConnection, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
         data = framed(body)
         if connection.out:
@@ -209,7 +215,7 @@ class EngineListener:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
         self._epoll.register(peer.fileno(), _IN)
-        connection = self._connections[peer.fileno()] = EngineConnection(peer)
+        connection = self._connections[peer.fileno()] = ServedConnection(peer)
         self._told = False
         self._raw(connection, GREETING)
 
@@ -223,8 +229,8 @@ class EngineListener:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
     def _read(
-        self, connection: EngineConnection
-    ) -> Iterable[tuple[EngineConnection, bytes | memoryview]]:
+        self, connection: ServedConnection
+    ) -> Iterable[tuple[ServedConnection, bytes | memoryview]]:
         came, wire = self._came, connection.wire
         try:
             size = connection.socket.recv_into(came)
@@ -251,14 +257,14 @@ class EngineListener:
             connection.waits_since = 0.0
         return [(connection, message) for message in messages]
 
-    def _raw(self, connection: EngineConnection, data: bytes) -> None:
+    def _raw(self, connection: ServedConnection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""
         try:
             connection.socket.send(data)
         except OSError:
             self._drop(connection)
 
-    def _flush(self, connection: EngineConnection) -> None:
+    def _flush(self, connection: ServedConnection) -> None:
         try:
             sent = connection.socket.send(connection.out)
         except BlockingIOError:
@@ -286,7 +292,7 @@ class EngineListener:
             elif now - connection.waits_since > message_s:
                 self._drop(connection, "half a message")
 
-    def _drop(self, connection: EngineConnection, why: str = "") -> None:
+    def _drop(self, connection: ServedConnection, why: str = "") -> None:
         if why:
             _log.info("a connection was ended: %s", why)
         if self._connections.pop(connection.socket.fileno(), None) is not None:

@@ -1,4 +1,4 @@
-"""A connection to a server, the ids of requests, and what a client counts.
+"""A connection to a listener, and the ids of requests.
 
 The connection is a plain socket that speaks ZMTP, so the reply itself wakes the thread that waits
 for it. A library with a thread of its own would be woken first, and pass the reply on: several
@@ -15,17 +15,19 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
-from typing import Final
 
-import msgspec
+from kvferry.rpc.zmtp import (
+    GREETING,
+    MESSAGE_BYTES_MAX,
+    READY_CLIENT,
+    ZmtpError,
+    ZmtpParser,
+    framed,
+)
 
-from kvferry.server.loop.zmtp import GREETING, READY_CLIENT, ZmtpError, ZmtpParser, framed
-from kvferry.server.protocol import MESSAGE_BYTES_MAX, Reply, decode_reply
-
-__all__ = ["Broken", "Channel", "Counters", "NoServer", "new_id", "read_reply"]
+__all__ = ["Broken", "Channel", "NoServer", "new_id"]
 
 # An answer from memory takes no longer as a rule: for so long the socket alone is waited for, which
 # costs one system call and not two.
@@ -34,65 +36,10 @@ _READ_BYTES = 1 << 15
 
 _ids = itertools.count(int.from_bytes(os.urandom(4), "little"))
 
-_COUNTED: Final = (
-    "requests",  # sent to the server
-    "unavailable",  # calls that were answered without it, because it is away
-    "timeouts",  # requests without an answer in time
-    "failures",  # requests that the server refused
-    "nonsense",  # replies that cannot be right; what they say was not done
-    "reconnects",  # sessions after the first one
-    "lost_leases",  # leases and reservations that had ended before their use did
-    "bytes_stored",  # copied into shared pages, and committed
-    "bytes_retrieved",  # copied out of shared pages, or shown in them
-    "socket_bytes_sent",  # of all messages
-    "socket_bytes_received",
-)
-
-
-class Counters:
-    """Numbers that only grow."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values = dict.fromkeys(_COUNTED, 0)
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Add to one of them."""
-        with self._lock:
-            self._values[name] += count
-
-    def asked(self, sent: int) -> None:
-        """A request of so many bytes was sent."""
-        with self._lock:
-            self._values["requests"] += 1
-            self._values["socket_bytes_sent"] += sent
-
-    def exchanged(self, sent: int, received: int) -> None:
-        """Bytes went over a socket."""
-        with self._lock:
-            self._values["socket_bytes_sent"] += sent
-            self._values["socket_bytes_received"] += received
-
-    def read(self) -> dict[str, int]:
-        """All of them, at one moment."""
-        with self._lock:
-            return dict(self._values)
-
 
 def new_id() -> int:
     """An id for a request; no other request of this process has it."""
     return next(_ids)
-
-
-def read_reply(frame: bytes, counters: Counters) -> Reply | None:
-    """A reply as it came, counted; None: it is none."""
-    counters.exchanged(0, len(frame))
-    try:
-        reply: Reply = decode_reply(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        counters.add("nonsense")
-        return None
-    return reply
 
 
 class Broken(Exception):
@@ -100,7 +47,7 @@ class Broken(Exception):
 
 
 class NoServer(Broken):
-    """The peer does not speak ZMTP: it is no cache server."""
+    """The peer does not speak ZMTP."""
 
 
 class Channel:

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 from kvferry.base.errors import StoreError
+from kvferry.chunks.prompt import Prompt
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
+from kvferry.rpc import listener
+from kvferry.rpc.listener import Listener
+from kvferry.rpc.zmtp import GREETING, framed
 from kvferry.server import protocol as p
-from kvferry.server.loop import listener
-from kvferry.server.loop.listener import EngineListener
-from kvferry.server.loop.zmtp import GREETING, framed
 from kvferry.server.server import Server
 from support import clock
 from support.cache_server import CacheServerProcess, running
@@ -57,9 +58,9 @@ def answers(endpoint: str) -> None:
 
 
 @contextmanager
-def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[EngineListener, str]]:
+def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
     """A listener by itself, whose thread sends each message back."""
-    sockets = EngineListener(**limits)
+    sockets = Listener(**limits)
     endpoint = sockets.listen(f"ipc://{tmp_path}/echo")
     ended = threading.Event()
 
@@ -483,6 +484,7 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
 def test_hashes_of_the_longest_prompt_pass(endpoint: str) -> None:
     with Peer(endpoint) as peer:
         peer.attach()
-        found = peer.want(p.Found, p.LookupRequest, bytes(16 * p.HASHES_MAX))
+        longest = Prompt(bytes(16 * p.HASHES_MAX), CHUNK * p.HASHES_MAX, CHUNK)
+        found = peer.want(p.Found, p.LookupRequest, longest)
         assert found.tiers == {"l1": 0}
         assert hashes_of(prompt(CHUNK))

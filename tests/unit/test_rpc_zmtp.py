@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.server.loop.zmtp import GREETING, READY, READY_CLIENT, ZmtpError, ZmtpParser, framed
+from kvferry.rpc.zmtp import GREETING, READY, READY_CLIENT, ZmtpError, ZmtpParser, framed
 
 SIZE_MAX = 4 << 20
 
