@@ -76,7 +76,7 @@ def engine_memory(lab: Lab) -> Iterator[Bar]:
     kv = PromptKV(lab)
     with closing(_engine(kv, None)) as engine:
         _store(engine, kv)
-        threads = min(engine.config.load_threads, os.cpu_count() or 1)
+        threads = min(engine.config.tuning.load_threads, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads) as workers:
 
             def copy() -> float:
@@ -110,7 +110,7 @@ def _engine(kv: PromptKV, server: ClientConfig | None) -> TieredCache:
         CacheConfig(
             chunk_size=kv.identity.layout.chunk_size,
             max_local_cpu_size=kv.pool_gb,
-            write_queue_bytes_max=2 * kv.size_bytes,
+            tuning={"write_queue_bytes_max": 2 * kv.size_bytes},
             retrieve_timeout_s=_CALL_S,
             stores=stores,
         ),

@@ -28,7 +28,9 @@ FRAME_BYTES = 64
 SMALL = {"pages": 16, "page_size": 8, "layers": 3, "heads": 2, "dim": 16}
 MLA = {"pages": 16, "page_size": 8, "layers": 3, "rank": 24, "rope": 8}
 REVISION = {"revision": "golden"}
-PATIENT = {"lookup_timeout_s": 10, "load_timeout_s": 20}  # others may use the same cores
+PATIENT = {
+    "tuning": {"lookup_timeout_s": 10, "load_timeout_s": 20}
+}  # others may use the same cores
 
 # The bytes of a stored page, as axes from the outermost in; each part begins behind the bar.
 LAYOUTS = {

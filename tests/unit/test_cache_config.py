@@ -63,8 +63,8 @@ def test_it_is_frozen_comparable_and_can_be_sent() -> None:
         ({"retrieve_timeout_s": float("inf")}, "a number of seconds above 0 to 86400"),
         ({"retrieve_timeout_s": None}, "a number of seconds"),
         ({"lookup_timeout_s": 0}, "a number of seconds"),
-        ({"write_queue_bytes_max": -1}, "a whole number of bytes from 0"),
-        ({"load_threads": 0}, "a whole number of threads from 1 to 256"),
+        ({"write_queue_bytes_max": 1}, "write_queue_bytes_max is gone"),
+        ({"load_threads": 2}, "load_threads is gone"),
         ({"recompute": "maybe"}, "use auto or never"),
         ({"stores": ({"type": "redis"},)}, "StoreConfig.of"),
     ],
@@ -159,9 +159,7 @@ def test_names_of_adapters_of_others_are_understood() -> None:
     file = StoreConfig.of(
         type="fs", base_path="/kv", use_odirect=False, num_workers=2, max_capacity_gb=9
     )
-    assert (file.type, file.path, file.direct) == ("file", "/kv", "off")
-    for given, direct in (({"use_odirect": True}, "auto"), ({"direct": True}, "on")):
-        assert StoreConfig.of(type="file", path="/kv", max_capacity_gb=1, **given).direct == direct
+    assert (file.type, file.path) == ("file", "/kv")
     plugin = StoreConfig.of(
         type="native_plugin", module_path="m", class_name="C", adapter_params={"a": 1}
     )
@@ -179,13 +177,10 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         "host": "h",
         "password": SECRET,
     }
-    assert spec(type="file", path="/kv", max_capacity_gb=2, fsync="data") == {
+    assert spec(type="file", path="/kv", max_capacity_gb=2) == {
         "type": "file",
         "path": "/kv",
         "capacity_gb": 2.0,
-        "fsync": "data",
-        "direct": "auto",
-        "io_uring": True,
     }
     memory = {"type": "memory", "capacity_gb": 1.0}
     assert spec(type="memory", max_capacity_gb=1, name="fast") == memory
@@ -211,8 +206,8 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         ({"type": "file", "max_capacity_gb": 1}, "needs path"),
         ({"type": "file", "max_capacity_gb": 1, "path": ""}, "the path of a directory"),
         (
-            {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "sometimes"},
-            "never, data or full",
+            {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "data"},
+            "fsync is gone",
         ),
         ({"type": "plugin", "module_path": "m"}, "needs class_name"),
         ({"type": "plugin", "module_path": "m", "class_name": "C", "url": "redis://h"}, "url"),

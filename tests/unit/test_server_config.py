@@ -179,7 +179,7 @@ ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "fs", "base_path": "/kv", "max_capacity_gb": 5}, {"type": "file", "path": "/kv"}),
     (
         {"type": "fs_native", "base_path": "/kv", "max_capacity_gb": 5, "use_odirect": False},
-        {"type": "file", "direct": "off"},
+        {"type": "file"},
     ),
     ({"type": "file", "path": "/kv", "max_capacity_gb": 5, "num_workers": 4}, {"type": "file"}),
     ({"type": "memory", "max_capacity_gb": 1}, {"type": "memory"}),

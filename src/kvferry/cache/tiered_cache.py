@@ -176,9 +176,9 @@ class TieredCache:
         self.prefill = self.learning.prefill
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
 
-        self._executor = Workers(self.config.load_threads, "load")
+        self._executor = Workers(self.config.tuning.load_threads, "load")
         self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
-        copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
+        copy_threads = min(self.config.tuning.load_threads, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
             self.tiers,

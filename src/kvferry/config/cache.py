@@ -25,12 +25,12 @@ from kvferry.config.foreign import (
     ALIASES,
     EXTRA,
     FOREIGN,
-    GONE,
     OFF,
     ZERO_COUNTS,
     EngineSettings,
 )
 from kvferry.config.remote_sources import AllowedHosts
+from kvferry.config.removed import REMOVED
 from kvferry.config.setting import (
     GB,
     AnySerde,
@@ -46,6 +46,7 @@ from kvferry.config.setting import (
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig, StoreSettings, named_stores, stores_of
+from kvferry.config.tuning import CacheTuning
 from kvferry.config.url import is_loopback, parse_endpoint
 
 __all__ = [
@@ -72,7 +73,6 @@ _OTHERS = (
 )  # beginnings of variables that other sections read
 # Other sections, which a file without a section for the cache may have too.
 _SECTIONS = ("client", "controller", "server", "tuned")
-_MIB = 1 << 20
 _DAY_S = 86_400.0
 _Ports = Annotated[
     tuple[Annotated[int, setting(ge=0, le=65535)], ...],
@@ -98,9 +98,6 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
         lookup_timeout_s: The longest that a lookup may wait for stores. Without it as long as an
             answer can pay; where nobody knows what computing takes, for 3 seconds.
-        load_threads: The number of threads that run loads.
-        write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
-            beyond it is not stored, and counted.
         recompute: The choice between loading and computing: "auto" loads what is predicted to be
             quicker than computing it; "never" loads whatever is there.
         weights_version: The name of weights that were changed in place. Caches on the same stores
@@ -142,11 +139,13 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         lookup_backoff_time: The seconds for which a peer that failed is not asked, at first.
         remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
             name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
+        tuning: Values that are no settings.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
+    removed: ClassVar = REMOVED["cache"]
     guide: ClassVar = (
         *("chunk_size", "max_local_cpu_size", "eviction_policy", "retrieve_timeout_s"),
         *("lookup_timeout_s", "weights_version", "remote_serde"),
@@ -163,8 +162,6 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     enable_async_loading: bool = False
     retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0
     lookup_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] | None = None
-    load_threads: Annotated[int, setting(ge=1, le=256, unit="threads")] = 4
-    write_queue_bytes_max: Annotated[int, setting(ge=0, le=1 << 50, unit="bytes")] = 1024 * _MIB
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
@@ -192,6 +189,7 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     controller_reply_url: _Endpoints | None = None
     lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
     remote_kv_sources: tuple[str, ...] = ()
+    tuning: Annotated[CacheTuning, setting(private=True)] = CacheTuning()
 
     def _check(self) -> None:
         self._set("stores", named_stores(self.stores))
@@ -333,8 +331,9 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(CacheConfig).items() if not spec.program}
 _ENGINE = specs(EngineSettings)
+_GONE = {**CacheConfig.removed, **REMOVED["vllm"]}  # the connectors' stand beside the cache's
 CACHE = Names(
-    *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF),
+    *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, _GONE, OFF),
     zero_counts=ZERO_COUNTS,
 )
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well

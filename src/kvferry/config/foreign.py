@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from kvferry.config.setting import Settings
 
-__all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "GONE", "OFF", "ZERO_COUNTS", "EngineSettings"]
+__all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "OFF", "ZERO_COUNTS", "EngineSettings"]
 
 # LMCache's name: our name, and the factor from its unit to ours; False: the meaning is negated.
 ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
@@ -127,10 +127,6 @@ ZERO_COUNTS = ("hit_miss_ratio", "priority_limit")
 
 # Settings of ours where LMCache's false means that there is none.
 OFF = ("local_disk", "remote_url")
-
-# Removed settings of ours: what to do instead.
-_FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
-GONE = dict.fromkeys(("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2"), _FILE)
 
 # Keys of `extra_config` about the remote store: the names of its settings.
 EXTRA = {"username": "username", "password": "password", "resp_num_threads": "connections"}

@@ -7,9 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
-from kvferry.config.setting import GB, FixedSerde, Path, Serde, Settings, Url, setting, specs
+from kvferry.config.client import ClientConfig, load_client_config
+from kvferry.config.removed import REMOVED
+from kvferry.config.setting import FixedSerde, Path, Serde, Settings, Url, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
+from kvferry.config.tuning import SglangTuning, TierLimits
 
 __all__ = [
     "LmcacheSettings",
@@ -23,8 +25,6 @@ __all__ = [
 S = TypeVar("S", bound=Settings)
 LOOKUP_S = 2.0
 NAMESPACE_BYTES_MAX = 128  # a quarter of the longest key
-Milliseconds = Annotated[float, setting(gt=0, le=600e3, unit="milliseconds")]
-Limit = Annotated[float, setting(gt=0, le=3600, unit="seconds")]
 
 
 class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
@@ -32,23 +32,17 @@ class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
 
     Attributes:
         save_generated: Save chunks with generated tokens too, when they are full.
-        save_buffer_gb: The memory for what was taken out of the engine and is not saved yet.
-            Without it what two steps of the engine compute.
         layerwise: The moment at which layers are taken out. With "auto" it is when each is
             computed, where the engine runs layers from Python, and else the end of the step; with
             "always" the engine is made to run them so, without full CUDA graphs.
         cache: The settings of the cache; its chunk size is a multiple of the engine's block size.
     """
 
+    removed: ClassVar = REMOVED["vllm"]
+
     save_generated: bool = True
-    save_buffer_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
     layerwise: Literal["auto", "always"] = "auto"
     cache: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
-
-    @property
-    def save_bytes_max(self) -> int | None:
-        """`save_buffer_gb` in bytes."""
-        return None if self.save_buffer_gb is None else int(self.save_buffer_gb * GB)
 
 
 class VllmServerSettings(Settings, frozen=True, kw_only=True):
@@ -84,21 +78,14 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
         lookup_timeout_ms: The longest that a request waits to hear what the store has. Without it
             as long as an answer can save time, by what computing may take; 40 where that is not
             known.
-        load_timeout_ms: The longest that a load may take, beside its bytes at 50 MB/s. Without it
-            1000.
-        load_stall_ms: The longest that all loads together may get nothing. Without it four times
-            what a chunk mostly takes, or a quarter of computing them (half of it for the first
-            one); 500 where that is not known.
-        store_timeout_ms: The longest that a store may take, beside its bytes at 50 MB/s. Without it
-            5000.
-        store_mb_max: The most MB that may be on their way to the store; the rest is shed. Without
-            it half of the pinned memory.
-        drain_timeout_ms: The longest that a shutdown waits for stores. Without it 10000.
         remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
             name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
         remote_serde: The form in which chunks are written to a server; all are read. See the guide
             of codecs.
+        tuning: Values that are no settings.
     """
+
+    removed: ClassVar = REMOVED["tier"]
 
     url: Url | None = None
     store: Annotated[Mapping[str, Any], setting(secret=True)] | None = None
@@ -109,13 +96,9 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     locality: Literal["LOCAL", "REMOTE"] | None = None
     enable_kv_events: bool = False
     lookup_timeout_ms: Annotated[float, setting(gt=0, le=60e3, unit="milliseconds")] | None = None
-    load_timeout_ms: Milliseconds | None = None
-    load_stall_ms: Milliseconds | None = None
-    store_timeout_ms: Milliseconds | None = None
-    store_mb_max: Annotated[float, setting(gt=0, le=1e9, unit="MB")] | None = None
-    drain_timeout_ms: Milliseconds | None = None
     remote_kv_sources: tuple[str, ...] = ()
     remote_serde: Serde = "naive"
+    tuning: Annotated[TierLimits, setting(private=True)] = TierLimits()
 
 
 class _WithClient(Settings, frozen=True, kw_only=True):
@@ -163,17 +146,14 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
     """Of HiCache's extra config, beside those of a client.
 
     Attributes:
-        lookup_timeout_s: The longest that a question which pages are there may take; after it
-            there are none.
-        load_timeout_s: The longest that reading a batch of pages may take, beside the time that its
-            bytes take at `floor_rate_bytes_s`.
-        store_timeout_s: The longest that writing a batch of pages may take, beside the time that
-            its bytes take at `floor_rate_bytes_s`.
         model_path: The path of the weights, if it is not where SGLang has them from.
         revision: The revision of the weights, in the place of a fingerprint of their files.
         extra_backend_tag: A word that separates deployments that shall not share.
         remote_serde: The form in which pages are written; all are read. See the guide of codecs.
+        tuning: Values that are no settings.
     """
+
+    removed: ClassVar = REMOVED["sglang"]
 
     where: ClassVar = "HiCache extra config"
     # What SGLang reads out of the same object, in one version or another.
@@ -183,23 +163,17 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
         *("hicache_storage_pass_prefix_keys", "allocator"),
     )
 
-    lookup_timeout_s: Limit = 0.25
-    load_timeout_s: Limit = 2.0
-    store_timeout_s: Limit = 5.0
     model_path: str = ""
     revision: str = ""
     extra_backend_tag: str = ""
     remote_serde: Serde = "naive"
+    tuning: Annotated[SglangTuning, setting(private=True)] = SglangTuning()
 
 
 class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     """Of LMCache's ``adapter_params``, beside those of a client.
 
     Attributes:
-        num_workers: The number of sockets to each server, as LMCache's own client has it. Without
-            it 8.
-        deadline_s: The longest that a batch may take. Without it 5 s and bytes at 50 MB/s, 2 s for
-            questions.
         namespace: A word that goes before every key with a ":". Without it the keys are LMCache's
             own.
         verify: Write values in frames with checksums, in a namespace, which is `kvferry` if none is
@@ -208,10 +182,10 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
             has no frame is LMCache's own, whose readers decode nothing. See the guide of codecs.
     """
 
+    removed: ClassVar = REMOVED["lmcache"]
+    aliases: ClassVar = {"num_workers": ("connections", None)}  # as LMCache's own client has it
     where: ClassVar = "adapter_params"
 
-    num_workers: Annotated[int, setting(ge=1)] | None = None
-    deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
     remote_serde: Annotated[FixedSerde, setting(needs=("verify",))] = "naive"
@@ -225,15 +199,12 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
         if self.url is not None and "host" in client:
             raise ConfigError("url and host both name a server; keep one")
-        if self.num_workers is None:
-            return client
-        most = {"connections": 1024, "workers": WORKERS_DEFAULT}
-        return {**{name: min(self.num_workers, each) for name, each in most.items()}, **client}
+        return client
 
     @property
     def lookup_s(self) -> float:
         """Limit of a question, in seconds: somebody waits who could compute."""
-        return min(LOOKUP_S, self.deadline_s or LOOKUP_S)
+        return min(LOOKUP_S, self.client.timeout_s)
 
 
 def own_and_client(
@@ -253,6 +224,7 @@ def own_and_client(
     known = {name: spec for name, spec in ClientConfig.known().items() if not spec.program}
     names = Names(
         {**known, **{name: specs(own)[name] for name in mine}},
+        aliases=own.aliases,
         elsewhere={**ClientConfig.removed, **own.removed},
     )
     found, place = Findings(), SourceValues("call", f"{where}: ")

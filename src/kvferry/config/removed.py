@@ -11,6 +11,8 @@ _CA_DIR = "is gone: put the authorities into one PEM file, and name it in tls_ca
 
 _KEY = "is gone: use a key file without a password, of mode 0600 (openssl pkey -in OLD -out NEW)"
 
+_FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
+
 REMOVED: dict[str, dict[str, str]] = {
     "client": {
         "tls_ca_dir": _CA_DIR,
@@ -56,5 +58,35 @@ REMOVED: dict[str, dict[str, str]] = {
         "dead_s": "is gone: an instance is dead after 10 s; leave it out",
         "instances_max": _FIXED,
         "connections_max": _FIXED,
+    },
+    "cache": {
+        "load_threads": "is gone: four threads run loads; leave it out",
+        "write_queue_bytes_max": "is gone: 1 GiB may wait to be written; leave it out",
+        "prefill_a_s": _FILE,
+        "prefill_c_s_per_token": _FILE,
+        "prefill_d_s_per_token2": _FILE,
+    },
+    "store": {
+        "fsync": "is gone: the system writes when it likes; what a power cut damages is a miss",
+        "direct": "is gone: the way past the page cache is taken where it is there",
+        "io_uring": "is gone: it is used where the kernel allows it",
+    },
+    "vllm": {
+        "save_buffer_gb": "is gone: what two steps of the engine compute is kept; leave it out",
+    },
+    "tier": {
+        "load_timeout_ms": "is gone: a load has a second, and its bytes at 50 MB/s; leave it out",
+        "load_stall_ms": "is gone: it follows from what loads and computing take; leave it out",
+        "store_timeout_ms": "is gone: a store has 5 s, and its bytes at 50 MB/s; leave it out",
+        "store_mb_max": "is gone: half of the pinned memory may be on its way; leave it out",
+        "drain_timeout_ms": "is gone: a shutdown waits up to 10 s for stores; leave it out",
+    },
+    "sglang": {
+        "lookup_timeout_s": "is gone: a question may take 0.25 s; leave it out",
+        "load_timeout_s": "is gone: a load has 2 s, and its bytes at 50 MB/s; leave it out",
+        "store_timeout_s": "is gone: a store has 5 s, and its bytes at 50 MB/s; leave it out",
+    },
+    "lmcache": {
+        "deadline_s": "is gone: set timeout_s, which a batch has beside its bytes at 50 MB/s",
     },
 }

@@ -123,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Made):
 
     guide: ClassVar[tuple[str, ...]] = ()
     removed: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, Any]] = {}  # as `Names` has them
 
     def __post_init__(self) -> None:
         for name, spec in specs(type(self)).items():

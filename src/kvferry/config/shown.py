@@ -45,7 +45,7 @@ def shown_server(config: ServerConfig) -> dict[str, Any]:
         "endpoints": list(config.endpoints),
         "http_host": config.http[0] if config.http else None,
         "http_port": config.http[1] if config.http else 0,
-        "cache": {n: v for n, v in asdict(config.cache).items() if n != "stores"},
+        "cache": {n: v for n, v in asdict(config.cache).items() if n not in ("stores", "tuning")},
         "stores": [shown_store(store) for store in config.cache.stores],
     }
 

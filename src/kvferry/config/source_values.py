@@ -264,7 +264,6 @@ class Section(Settings, frozen=True, kw_only=True):
     """The settings of a program, which has a section of the file and variables of its own."""
 
     section: ClassVar[str]
-    aliases: ClassVar[Mapping[str, Alias]] = {}
 
     @classmethod
     def load(

@@ -11,6 +11,7 @@ import msgspec
 from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 from kvferry.config.client import ClientConfig, limits_of
+from kvferry.config.removed import REMOVED
 from kvferry.config.setting import GB, PolicyOrNone, Secret, Settings, Text, Word, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
@@ -28,11 +29,12 @@ _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": 
 _PLUGINS = ("plugin", "native_plugin")
 _OF_FILE, _OF_PLUGIN = ("type=file",), ("type=plugin|native_plugin",)  # what only some types have
 _MAPPINGS = "a list of mappings, each with a type"
+_OF_REDIS = "is for type=redis, not for"
 _WORD = "a short word of letters, digits and -_."
 Part = Annotated[float, setting(gt=0, le=1)]
 # Names that L2 adapters of LMCache have for settings of ours, by type.
 _ALIASES: dict[str, dict[str, str]] = {
-    "file": {"base_path": "path", "use_odirect": "direct"},
+    "file": {"base_path": "path"},
     "redis": {
         "num_workers": "connections",
         "startup_nodes": "nodes",
@@ -50,6 +52,7 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "serde": ((None, "naive"), "values are stored as they are; leave it out"),
     "persist_enabled": ((None, True), "what is stored stays stored; leave it out"),
     "shared": ((None, True, False), ""),
+    "use_odirect": ((None, True, False), ""),
     "affinity_tag": ((None, "_default"), "there is one L1; leave it out"),
     "key_prefix": ((None, ""), "keys begin with kvf:<identity>; use db or another server"),
     "read_ahead_size": ((None,), "files are read as a whole; leave it out"),
@@ -101,18 +104,13 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         eviction: The rules by which values leave a store that is nearly full.
         client: The settings of the client that reaches the server (redis).
         path: The directory of the files (file).
-        fsync: The moment from which a file is durable (file): "never" leaves it to the system;
-            "data" syncs the file before it is visible, "full" its name too. A power cut may lose
-            chunks in any case and never makes a wrong one.
-        direct: The way past the page cache (file): "auto" where the file system allows it, "on",
-            "off".
-        io_uring: Use io_uring where the kernel allows it (file).
         shared_name: A name; stores of this process that have the same one are one store (memory).
         module_path: The module of the class (plugin); "module:Class" names both.
         class_name: The name of the class (plugin).
         params: The keywords of the class (plugin), which are shown nowhere.
     """
 
+    removed: ClassVar = REMOVED["store"]
     guide: ClassVar = ("type", "max_capacity_gb", "eviction", "path")
 
     type: Literal["redis", "file", "memory", "plugin", "native_plugin"]
@@ -123,9 +121,6 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     path: (
         Annotated[str, setting(min_length=1, use="the path of a directory", needs=_OF_FILE)] | None
     ) = None
-    fsync: Annotated[Literal["never", "data", "full"], setting(needs=_OF_FILE)] = "never"
-    direct: Annotated[Literal["auto", "on", "off"], setting(needs=_OF_FILE)] = "auto"
-    io_uring: Annotated[bool, setting(needs=_OF_FILE)] = True
     shared_name: Annotated[Text, setting(needs=("type=memory",))] | None = None
     module_path: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
     class_name: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
@@ -266,9 +261,14 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         aliases={theirs: (ours, None) for theirs, ours in _ALIASES.get(kind, {}).items()},
         # Drivers without a server know themselves how many workers are best.
         foreign={} if of_client else {"num_workers": None},
-        elsewhere=ClientConfig.removed
-        if of_client
-        else {"url": f"is for type=redis, not for {kind}; leave it out"},
+        elsewhere={
+            **StoreConfig.removed,
+            **(
+                ClientConfig.removed
+                if of_client
+                else {"url": f"is for type=redis, not for {kind}; leave it out"}
+            ),
+        },
     )
     for name in _FIXED.keys() & settings.keys():
         _check_fixed(name, settings[name])
@@ -292,8 +292,6 @@ def _type(given: Any) -> Any:
 
 def _translated(name: str, value: Any) -> Any:
     """A value of LMCache's adapters as ours."""
-    if name == "use_odirect" and isinstance(value, bool):
-        return "auto" if value else "off"
     if name == "cluster_mode":
         return "cluster" if value else "standalone"
     return value

@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["ClientTuning", "ControllerTuning", "ServerTuning", "Tuning"]
+__all__ = [
+    "CacheTuning",
+    "ClientTuning",
+    "ControllerTuning",
+    "ServerTuning",
+    "SglangTuning",
+    "TierLimits",
+    "Tuning",
+]
 
 _MIB = 1 << 20
 
@@ -67,6 +75,19 @@ class ClientTuning(Tuning, frozen=True, kw_only=True):
     ktls: bool = True
 
 
+class CacheTuning(Tuning, frozen=True, kw_only=True):
+    """Of a cache.
+
+    Attributes:
+        load_threads: The number of threads that run loads.
+        write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
+            beyond it is not stored, and counted.
+    """
+
+    load_threads: int = 4
+    write_queue_bytes_max: int = 1024 * _MIB
+
+
 class ServerTuning(Tuning, frozen=True, kw_only=True):
     """Of a cache server.
 
@@ -103,3 +124,40 @@ class ControllerTuning(Tuning, frozen=True, kw_only=True):
     dead_s: float = 10.0
     instances_max: int = 1024
     connections_max: int = 4096
+
+
+class TierLimits(Tuning, frozen=True, kw_only=True):
+    """Of the vLLM tier.
+
+    Attributes:
+        load_timeout_s: Deadline of a load, plus its bytes at `floor_rate_bytes_s`.
+        load_stall_s: How long all loads together may get nothing; None: as long as that can pay.
+        store_timeout_s: Deadline of a store, plus its bytes likewise.
+        store_bytes_max: What may be on its way to the store; at most half of the pinned memory.
+        floor_rate_bytes_s: The slowest transfer that counts as alive.
+        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
+            as long as that can pay.
+        drain_timeout_s: How long the end waits for stores before it withdraws what is in flight.
+    """
+
+    load_timeout_s: float = 1.0
+    load_stall_s: float | None = None
+    store_timeout_s: float = 5.0
+    store_bytes_max: int = 1 << 62
+    floor_rate_bytes_s: float = 50e6
+    lookup_timeout_s: float | None = None
+    drain_timeout_s: float = 10.0
+
+
+class SglangTuning(Tuning, frozen=True, kw_only=True):
+    """Of HiCache's backend.
+
+    Attributes:
+        lookup_timeout_s: The longest that a question which pages are there may take.
+        load_timeout_s: The longest that reading a batch of pages may take, beside its bytes.
+        store_timeout_s: The longest that writing a batch of pages may take, beside its bytes.
+    """
+
+    lookup_timeout_s: float = 0.25
+    load_timeout_s: float = 2.0
+    store_timeout_s: float = 5.0

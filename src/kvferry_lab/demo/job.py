@@ -96,7 +96,7 @@ def open_cache(job: DemoJob) -> TieredCache:
         environ={},
         chunk_size=job.model.page_tokens,
         max_local_cpu_size=size_bytes / _GIB,
-        write_queue_bytes_max=2 * size_bytes,
+        tuning={"write_queue_bytes_max": 2 * size_bytes},
         remote_url=job.url,
     )
     return TieredCache(job.identity(), config)

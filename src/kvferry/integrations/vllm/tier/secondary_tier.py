@@ -49,7 +49,7 @@ from kvferry.integrations.vllm.tier.tier_identity import (
 )
 from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
 from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, STORE_AVAILABLE, Observed
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from kvferry.integrations.vllm.versions import need
 from kvferry.metrics.collector import unregister_series
 
@@ -128,7 +128,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self.core = TierCore(
             connector,
             primary_kv_view,
-            TierLimits(**settings.limits),
+            settings.limits,
             patience=_patience(offloading_spec, engine.vllm_config),
             coding=_coding(settings, connector),
         )

@@ -20,27 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvferry.base.credentials import Credentials
 from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmTierSettings, own_and_client
 from kvferry.config.remote_sources import Address, AllowedHosts
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 __all__ = ["TierOptions", "read_options"]
 
-# Setting: field of `TierLimits`, and what one of its units is there.
-_LIMITS = {
-    "lookup_timeout_ms": ("lookup_timeout_s", 1e-3),
-    "load_timeout_ms": ("load_timeout_s", 1e-3),
-    "load_stall_ms": ("load_stall_s", 1e-3),
-    "store_timeout_ms": ("store_timeout_s", 1e-3),
-    "store_mb_max": ("store_bytes_max", 1 << 20),
-    "drain_timeout_ms": ("drain_timeout_s", 1e-3),
-}
 _FILE_URL = "file://"
 _SENTINEL = ("sentinel_master", "sentinel_username", "sentinel_password")
 
@@ -52,7 +45,7 @@ class TierOptions:
     Attributes:
         open: Opens the store, with a space.
         address: Where that is, for people and without secrets.
-        limits: Fields of `TierLimits` that were given.
+        limits: How long it waits, and how much may be on its way.
         identity: A text of the user that enters the identity.
         kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
         locality: "LOCAL", "REMOTE" or None, as vLLM's filters of tiers and events have it.
@@ -64,7 +57,7 @@ class TierOptions:
 
     open: Callable[[Space], Connector]
     address: str
-    limits: Mapping[str, Any]
+    limits: TierLimits
     identity: str = ""
     kv_events: bool = False
     locality: str | None = None
@@ -85,11 +78,10 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         ConfigError: An option is unknown or cannot be; secrets are never quoted.
     """
     own, client = own_and_client(VllmTierSettings, options, "KvferryTier")
-    limits: dict[str, Any] = {"store_bytes_max": max(1, view_bytes // 2)}
-    for name, (field, factor) in _LIMITS.items():
-        if (number := getattr(own, name)) is not None:
-            limits[field] = type(factor)(number * factor)
-    TierLimits(**limits)
+    most = min(own.tuning.store_bytes_max, max(1, view_bytes // 2))
+    limits = msgspec.structs.replace(own.tuning, store_bytes_max=most)
+    if own.lookup_timeout_ms is not None:
+        limits = msgspec.structs.replace(limits, lookup_timeout_s=own.lookup_timeout_ms / 1e3)
     sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
     open_source = _of_sources(own, dict(client)) if sources else None
     open_store, address, store = _store(own, client)
