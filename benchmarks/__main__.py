@@ -10,8 +10,7 @@ import click
 from benchmarks import report
 from benchmarks.bars import Lab, run_bars
 from kvferry.cli.main import run_command
-from kvferry_lab.cli.bench import console_for
-from kvferry_lab.output import write_json
+from kvferry_lab.output import say_facts, wide_console, write_json
 
 __all__ = ["main"]
 
@@ -24,9 +23,9 @@ __all__ = ["main"]
 @click.option("--quick", is_flag=True, help="Tiny sizes: shows that it works, claims nothing.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a bar falls short.")
 @click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    help="Hit rates of this trace (see `kvferry trace replay`).  [default: a made one]",
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Files lie there, on the disk that is meant.  [default: that for temporary files]",
 )
 @click.option("--only", multiple=True, help="Groups whose name contains this; may be repeated.")
 @click.pass_context
@@ -36,15 +35,15 @@ def bars(
     json_file: str | None,
     quick: bool,
     strict: bool,
-    trace: Path | None,
+    directory: Path | None,
     only: tuple[str, ...],
 ) -> None:
     """Measure every promise about speed and recovery, on servers of its own, and say which hold."""
     groups = report.select(only)
-    console = console_for(to_stderr=json_file == "-")
-    lab = Lab(quick, trace)
+    console = wide_console(to_stderr=json_file == "-")
+    lab = Lab(quick, directory)
     facts = report.header(lab)
-    report.say_header(console, facts)
+    say_facts(console, facts)
     measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))
     report.say_table(console, measured, quick)
     if json_file:

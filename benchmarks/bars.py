@@ -19,7 +19,7 @@ from kvferry.base.errors import KVFerryError
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary, find_server
 from kvferry.embedded.store import embedded_store
-from kvferry_lab.bench.intervals import Interval
+from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.same_host import tcp_config
 
@@ -30,8 +30,6 @@ _MIB = 1 << 20
 # Known reasons for a bar that falls short: the beginning of its name -> the reason. The longest
 # match is shown.
 NOTES: dict[str, str] = {
-    "checksum": "a checksum reads every byte once more, 0.05 to 0.1 s of CPU per GB; where server "
-    "and client fill all cores, nothing hides that",
     "retrieve of 313 x 4 MiB from Valkey 9, into buffers": "each chunk is copied from its page, "
     "0.07 s of CPU per GB; where server and client fill all cores, nothing hides that",
 }
@@ -65,6 +63,24 @@ class Bar:
     detail: str = ""
     reason: str = ""  # why there is no value, or why it falls short where that is known
     skipped: bool = False
+
+    @classmethod
+    def of_median(cls, name: str, target: Target, values: Sequence[float], detail: str = "") -> Bar:
+        """The median of what was measured again and again, with its interval."""
+        found = Interval.of_median(values)
+        return cls(name=name, target=target, value=found.middle, interval=found, detail=detail)
+
+    @classmethod
+    def of_pairs(
+        cls,
+        name: str,
+        target: Target,
+        ours: Sequence[float],
+        theirs: Sequence[float],
+        detail: str = "",
+    ) -> Bar:
+        """The median ratio of pairs of neighbours in time, with its interval."""
+        return cls.of_median(name, target, ratios(ours, theirs), detail)
 
     @property
     def holds(self) -> bool:
@@ -101,11 +117,11 @@ class Lab:
 
     Attributes:
         quick: Everything tiny.
-        trace: Of hit rates; None: a made one.
+        directory: Of files; None: that for temporary ones.
     """
 
     quick: bool = False
-    trace: Path | None = None
+    directory: Path | None = None
 
     @property
     def rounds(self) -> int:

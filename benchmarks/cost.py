@@ -1,13 +1,9 @@
-"""Bars of what a batch costs its caller: CPU of the Python thread, and memory over many batches."""
+"""Bar of what a batch costs its caller: CPU of the Python thread."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,10 +12,8 @@ from typing import Any
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
 from kvferry.base.errors import CorruptError, DeadlineExceeded
-from kvferry_lab.bench.clients import config_url
-from kvferry_lab.bench.programs import ProgramError
 
-__all__ = ["memory_growth", "python_cost"]
+__all__ = ["python_cost"]
 
 _KEYS = 1000
 _VALUE_BYTES = 64
@@ -36,12 +30,11 @@ def python_cost(lab: Lab) -> Iterator[Bar]:
         for op, arguments in (("exists", (keys,)), ("get", (keys, targets))):
             submit = getattr(client, f"submit_batch_{op}")
             costs = [_submit_and_drain(client, submit, arguments) for _ in range(lab.count(200))]
-            cost_us = statistics.median(costs) / _KEYS * 1e6
-            yield Bar(
-                name=f"Python cost of {op.upper()}, batch of 1,000 keys",
-                target=Target("<=", 1.0, "us per key"),
-                value=cost_us,
-                detail=f"{cost_us * _KEYS:.0f} us per batch, submit + drain",
+            yield Bar.of_median(
+                f"Python cost of {op.upper()}, batch of 1,000 keys",
+                Target("<=", 1.0, "us per key"),
+                [cost_s / _KEYS * 1e6 for cost_s in costs],
+                "submit + drain",
             )
         if targets != values:
             raise CorruptError("a value came back wrong")
@@ -62,26 +55,3 @@ def _submit_and_drain(client: Any, submit: Any, arguments: tuple[Any, ...]) -> f
             if number == wanted:
                 result.raise_for_errors()
                 return cost_s
-
-
-def memory_growth(lab: Lab) -> Iterator[Bar]:
-    """Growth of a process's resident memory over 10,000 batches."""
-    batches = lab.count(10_000)
-    with lab.server() as config:
-        native_client(config).close()  # says so when there is none
-        child = subprocess.run(
-            [sys.executable, "-m", "benchmarks.memory_process", str(batches)],
-            input=config_url(config),  # not an argument: it may hold a password
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if child.returncode:
-        raise ProgramError(f"the child that runs batches failed: {child.stderr.strip()[-300:]}")
-    figures = json.loads(child.stdout)
-    yield Bar(
-        name=f"memory growth over {batches:,} batches",
-        target=Target("<=", 2.0, "MiB"),
-        value=(figures["after_bytes"] - figures["before_bytes"]) / (1 << 20),
-        detail=f"from {figures['before_bytes'] / 1e6:.1f} MB",
-    )

@@ -1,23 +1,25 @@
 """Bars of the file connector: its rate against plain sequential reads and writes of the same disk.
 
-In the directory for temporary files, which is removed at the end. Nothing is synced on either side;
-where the connector goes past the page cache, so does the reference. That is `SequentialFile`, as
-`dd` and fio ask a disk: one file, blocks of one size, `pwrite` and `preadv` past the page cache or
-through it, by one thread or by several that take the next block in turn.
+In the directory that `--directory` names, or that for temporary files; nothing is left there.
+Nothing is synced on either side; where the connector goes past the page cache, so does the
+reference. That is `SequentialFile`, as `dd` and fio ask a disk: one file, blocks of one size,
+`pwrite` and `preadv` past the page cache or through it, by one thread or by several that take the
+next block in turn.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 from benchmarks.bars import Bar, Lab, Target
@@ -26,6 +28,7 @@ from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.connectors.base import Space
 from kvferry.connectors.file import FileConnector
 from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import in_turn
 
 __all__ = ["SequentialFile", "file_rates"]
 
@@ -45,7 +48,11 @@ def file_rates(lab: Lab) -> Iterator[Bar]:
         value_size_bytes=chunks.size_bytes,
     )
     with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-bench-")))
+        home = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="kvferry-bench-", dir=lab.directory)
+            )
+        )
         store = stack.enter_context(FileConnector(space, home / "store"))
         mode = store.mode
         disks = {
@@ -60,7 +67,6 @@ def file_rates(lab: Lab) -> Iterator[Bar]:
         def ours_write() -> float:
             chunks.next_write(batch)
             store.batch_delete(chunks.keys)  # as the reference's file, which is new each time
-            os.sync()
             start = time.perf_counter()
             result = store.batch_set(chunks.keys, chunks.sources, timeout_s=_CALL_S)
             wall_s = time.perf_counter() - start
@@ -107,32 +113,22 @@ def _against(
     theirs: Callable[[SequentialFile], float],
     disks: dict[int, SequentialFile],
 ) -> Bar:
-    """Rounds of us and the disk; the reference is the number of threads with the best median."""
-    mine: list[float] = []
-    disk: dict[int, list[float]] = {threads: [] for threads in disks}
-    for number in range(lab.rounds + 1):
-        os.sync()  # what an earlier round left to be written is not this one's
-        walls = {threads: theirs(one) for threads, one in disks.items()}
-        os.sync()
-        mine_s = ours()
-        if number:  # the first round warmed up
-            mine.append(mine_s)
-            for threads, wall_s in walls.items():
-                disk[threads].append(wall_s)
-    best = min(disk, key=lambda threads: statistics.median(disk[threads]))
-    ratios = [their / our for our, their in zip(mine, disk[best], strict=True)]
+    """Pairs of us and the disk; the reference is the number of threads with the best median."""
+
+    def settled(move: Callable[[], float]) -> float:
+        os.sync()  # what an earlier turn left to be written is not this one's
+        return move()
+
+    moves: list[Callable[[], float]] = [ours]
+    moves += [partial(theirs, disk) for disk in disks.values()]
+    mine, *others = in_turn(lab.pairs, *(partial(settled, move) for move in moves))
     size_bytes = lab.batch * lab.size_bytes(4)
-    rates = ", ".join(
-        f"{threads} at a time {size_bytes / statistics.median(walls) / 1e9:.2f} GB/s"
-        for threads, walls in disk.items()
+    rates = [f"{size_bytes / median(walls) / 1e9:.2f} GB/s" for walls in (mine, *others)]
+    said = ", ".join(
+        f"{threads} at a time {rate}" for threads, rate in zip(disks, rates[1:], strict=True)
     )
-    return Bar(
-        name=name,
-        target=_OF_DISK,
-        value=statistics.median(ratios),
-        detail=f"{size_bytes / statistics.median(mine) / 1e9:.2f} GB/s ({mode}); sequential, "
-        f"{rates}; ratios {min(ratios):.2f} to {max(ratios):.2f}",
-    )
+    detail = f"{rates[0]} ({mode}); sequential, {said}"
+    return Bar.of_pairs(name, _OF_DISK, min(others, key=median), mine, detail)
 
 
 class SequentialFile:

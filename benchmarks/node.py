@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,11 +12,12 @@ from benchmarks.bars import Bar, Lab, Target
 from kvferry.base.errors import CorruptError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.clients import open_client
-from kvferry_lab.bench.data import Chunks
-from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.data import Chunks, fill
+from kvferry_lab.bench.intervals import in_turn
 from kvferry_lab.bench.measure import Row, measure
-from kvferry_lab.bench.server_probe import ServerProbe, fill
-from kvferry_lab.servers.lab_server import HOST, free_port
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.bench.standard_loads import RedisLoadPlan, redis_load
+from kvferry_lab.servers.lab_server import NodeProcess
 
 __all__ = ["node_small", "node_values"]
 
@@ -32,7 +30,6 @@ _SET_CPU = Target("<=", 0.8, "x the CPU of Valkey 9")
 _GET_CPU = Target("<=", 1.0, "x the CPU of Valkey 9")
 _SLOWEST = Target("<=", 1.0, "x the better of both")
 _SMALL = Target(">=", 0.8, "x the better of both")
-_START_S, _STOP_S, _PROGRAM_S = 30.0, 15.0, 120.0
 
 
 def node_values(lab: Lab) -> Iterator[Bar]:
@@ -64,63 +61,34 @@ def node_values(lab: Lab) -> Iterator[Bar]:
 
 def node_small(lab: Lab) -> Iterator[Bar]:
     """Values of 64 bytes at a node, beside Valkey and Redis, by redis-benchmark."""
-    program = shutil.which("redis-benchmark")
-    requests = lab.count(20_000)
+    there, many = shutil.which("redis-benchmark"), lab.count(20_000)
     with _servers(lab, 0) as servers:
-        found: dict[str, dict[str, list[float]]] = {name: {} for name in servers}
-        for number in range(lab.pairs if program else 0):
-            for name in _turn(servers, number):
-                config = servers[name]
-                run = subprocess.run(
-                    [
-                        *(str(program), "-h", config.host, "-p", str(config.port), "--csv"),
-                        *("-t", "set,get", "-c", "8", "-d", "64", "-n", str(requests)),
-                    ],
-                    capture_output=True,
-                    text=True,
-                    timeout=_PROGRAM_S,
-                    check=True,
-                )
-                for test, per_s, *_ in list(csv.reader(run.stdout.splitlines()))[1:]:
-                    found[name].setdefault(test, []).append(float(per_s) / 1000)
-    for test in ("SET", "GET"):
-        name = f"{test} of 64 bytes, 8 conn, a node by redis-benchmark"
-        if program:
-            rates = {server: found[server][test] for server in servers}
-            yield _bar(name, _SMALL, rates, _best(rates, max), "k/s")
-        else:
+        plans = [
+            RedisLoadPlan(host=each.host, port=each.port, clients=8, size_bytes=64, requests=many)
+            for each in servers.values()
+        ]
+        rounds = lab.pairs if there else 0
+        found = in_turn(rounds, *(partial(redis_load, plan) for plan in plans), warm_ups=0)
+    for op in ("set", "get"):
+        name = f"{op.upper()} of 64 bytes, 8 conn, a node by redis-benchmark"
+        if not there:
             yield Bar(name=name, target=_SMALL, value=None, skipped=True, reason="not on PATH")
+            continue
+        rates = {
+            server: [row.ops_per_s / 1000 for rows, _ in runs for row in rows if row.op == op]
+            for server, runs in zip(servers, found, strict=True)
+        }
+        yield _bar(name, _SMALL, rates, _best(rates, max), "k/s")
 
 
 @contextmanager
 def _servers(lab: Lab, needs_bytes: int) -> Iterator[dict[str, ClientConfig]]:
     """A node, and each server of the lab, for as long as the block."""
     with ExitStack() as stack:
-        found = {_NODE: stack.enter_context(_node(256e6 + 3 * needs_bytes))}
+        found = {_NODE: stack.enter_context(NodeProcess(256e6 + 3 * needs_bytes)).config}
         for name in lab.servers():
             found[name] = stack.enter_context(lab.server(name, needs_bytes))
         yield found
-
-
-@contextmanager
-def _node(size_bytes: float) -> Iterator[ClientConfig]:
-    """A `kvferry node` as a process of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "kvferry.cli.main", "node", "--log-level", "error"]
-    command += ["--listen", f"{HOST}:{port}", "--size-gb", str(size_bytes / 1e9)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()  # it listens
-            yield ClientConfig(host=HOST, port=port, same_host="tcp")
-        finally:
-            process.terminate()
-            process.wait(_STOP_S)
-
-
-def _turn(servers: Mapping[str, ClientConfig], number: int) -> list[str]:
-    """The order in which a round asks them: every other one backwards."""
-    return list(servers)[:: -1 if number % 2 else 1]
 
 
 def _rounds(
@@ -131,7 +99,6 @@ def _rounds(
     make: Callable[[], Chunks],
 ) -> dict[str, list[Row]]:
     """For each server the row of each round; a round is all servers, one after the other."""
-    found: dict[str, list[Row]] = {name: [] for name in servers}
     with ExitStack() as stack:
         measured = {}
         for name, config in servers.items():
@@ -140,15 +107,16 @@ def _rounds(
             chunks, probe = make(), stack.enter_context(ServerProbe(config))
             fill(chunks, probe)
             measured[name] = client, chunks, probe
-        for number in range(-1, lab.pairs):  # the first does not count
-            for name in _turn(servers, number):
-                client, chunks, probe = measured[name]
-                [row] = measure(op, [client], chunks, probe, rounds=1, warm_ups=0)
-                if row.error:
-                    raise CorruptError(f"{name}: {row.error}")
-                if number >= 0:
-                    found[name].append(row)
-    return found
+
+        def measured_at(name: str) -> Row:
+            client, chunks, probe = measured[name]
+            [row] = measure(op, [client], chunks, probe, rounds=1, warm_ups=0)
+            if row.error:
+                raise CorruptError(f"{name}: {row.error}")
+            return row
+
+        rows = in_turn(lab.pairs, *(partial(measured_at, name) for name in servers))
+        return dict(zip(servers, rows, strict=True))
 
 
 def _each(rows: Sequence[Row], field: str) -> list[float]:
@@ -165,8 +133,5 @@ def _bar(
     name: str, target: Target, figures: Mapping[str, Sequence[float]], other: str, unit: str
 ) -> Bar:
     """The node's figures over those of another server, round by round."""
-    interval = Interval.of_median(ratios(figures[_NODE], figures[other]))
     said = (f"{server} {median(values):.3g} {unit}" for server, values in figures.items())
-    return Bar(
-        name=name, target=target, value=interval.middle, interval=interval, detail="; ".join(said)
-    )
+    return Bar.of_pairs(name, target, figures[_NODE], figures[other], "; ".join(said))

@@ -4,18 +4,18 @@ own on this machine: all of a prompt, beside the raw client, and the first time 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
-from kvferry.base.errors import CorruptError, UnavailableError
+from kvferry.base.errors import CorruptError
 from kvferry.base.socket_folder import node_path
 from kvferry.chunks.prompt import read_prompt
 from kvferry.client.sync import RedisClient
@@ -23,30 +23,34 @@ from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.sharing import TieredCache
 from kvferry.sharing.controller.controller import Controller
-from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.intervals import in_turn
+from kvferry_lab.bench.programs import python_process
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.lab_server import HOST, free_port, wait_until
 
 __all__ = ["peer_contact", "peer_loads"]
 
-_CALL_S, _START_S, _STOP_S = 60.0, 120.0, 15.0
+_CALL_S, _START_S = 60.0, 120.0
 _OF_CLIENT = Target(">=", 0.90, "x raw client")
 _CONTACT = Target("<=", 60.0, "ms")
 _CONTACT_CHUNKS = 29  # 0.12 GB
 _OWNER = "owner"
 
+_Costs = tuple[list[tuple[float, float]], list[tuple[float, float]]]  # of ours, of the raw client
+
 
 def peer_loads(lab: Lab) -> Iterator[Bar]:
     """Retrieve of 1.3 GB from a peer, against the raw client's batch_get from the same node."""
     words = {True: "pages", False: "into buffers"}
-    found = {pages: _Pairs() for pages in words}
+    found: dict[bool, _Costs] = {pages: ([], []) for pages in words}
     for _ in range(lab.openings):
         kv = _measure_loads(lab, found)
     for pages, said in words.items():
-        yield found[pages].bar(f"retrieve of {kv.label} from a peer, {said}", kv.size_bytes)
+        name = f"retrieve of {kv.label} from a peer, {said}"
+        yield _bar(name, kv.size_bytes, found[pages])
 
 
-def _measure_loads(lab: Lab, found: Mapping[bool, _Pairs]) -> PromptKV:
+def _measure_loads(lab: Lab, found: Mapping[bool, _Costs]) -> PromptKV:
     """One opening: an owner, a reader and a raw client anew; pairs with pages, and without."""
     with _owner(lab) as (kv, port, controller), ExitStack() as stack:
         config = ClientConfig(unix_path=str(node_path(HOST, port)), presence="off")
@@ -82,41 +86,24 @@ def _measure_loads(lab: Lab, found: Mapping[bool, _Pairs]) -> PromptKV:
             kv.verify(kv.targets)
             return cost
 
-        for pages, pairs in found.items():
-            for number in range(-1, max(1, lab.pairs // lab.openings)):
-                turn = (pairs.ours, pairs.theirs)[:: 1 if number % 2 else -1]
-                for costs in turn:
-                    cost = raw() if costs is pairs.theirs else retrieve(pages=pages)
-                    if number >= 0:  # the first does not count
-                        costs.append(cost)
+        for pages, (ours, theirs) in found.items():
+            rounds = max(1, lab.pairs // lab.openings)
+            costs = in_turn(rounds, partial(retrieve, pages=pages), raw)
+            ours += costs[0]
+            theirs += costs[1]
         return kv
 
 
-@dataclass
-class _Pairs:
-    """Seconds and seconds of CPU, of reader and owner, of a peer's loads and the raw client's."""
-
-    ours: list[tuple[float, float]] = field(default_factory=list)
-    theirs: list[tuple[float, float]] = field(default_factory=list)
-
-    def bar(self, name: str, size_bytes: int) -> Bar:
-        """Our rate over the raw client's, pair by pair."""
-        (our_s, our_cpu), (their_s, their_cpu) = (
-            zip(*costs, strict=True) for costs in (self.ours, self.theirs)
-        )
-        found = Interval.of_median(ratios(their_s, our_s))
-        said = (
-            f"{size_bytes / median(wall) / 1e9:.2f} GB/s, {median(cpu) / size_bytes * 1e9:.2f} "
-            "s of CPU per GB"
-            for wall, cpu in ((our_s, our_cpu), (their_s, their_cpu))
-        )
-        return Bar(
-            name=name,
-            target=_OF_CLIENT,
-            value=found.middle,
-            interval=found,
-            detail="; raw client ".join(said),
-        )
+def _bar(name: str, size_bytes: int, costs: _Costs) -> Bar:
+    """Our rate over the raw client's, pair by pair; costs are seconds, and seconds of CPU, of
+    reader and owner."""
+    (our_s, our_cpu), (their_s, their_cpu) = (zip(*each, strict=True) for each in costs)
+    said = (
+        f"{size_bytes / median(wall) / 1e9:.2f} GB/s, {median(cpu) / size_bytes * 1e9:.2f} "
+        "s of CPU per GB"
+        for wall, cpu in ((our_s, our_cpu), (their_s, their_cpu))
+    )
+    return Bar.of_pairs(name, _OF_CLIENT, their_s, our_s, "; raw client ".join(said))
 
 
 def peer_contact(lab: Lab) -> Iterator[Bar]:
@@ -140,13 +127,11 @@ def peer_contact(lab: Lab) -> Iterator[Bar]:
                 wall_ms.append((time.perf_counter() - began) * 1e3)
                 with hit:
                     kv.verify(hit.pages, chunks)
-        found = Interval.of_median(wall_ms)
-        yield Bar(
-            name=f"first contact, {chunks * kv.chunk_bytes / 1e9:.2f} GB",
-            target=_CONTACT,
-            value=found.middle,
-            interval=found,
-            detail=f"from {min(wall_ms):.0f} to {max(wall_ms):.0f} ms",
+        yield Bar.of_median(
+            f"first contact, {chunks * kv.chunk_bytes / 1e9:.2f} GB",
+            _CONTACT,
+            wall_ms,
+            f"from {min(wall_ms):.0f} to {max(wall_ms):.0f} ms",
         )
 
 
@@ -162,13 +147,9 @@ def _owner(lab: Lab) -> Iterator[tuple[PromptKV, int, tuple[int, int]]]:
         stack.callback(controller.stop)
         kv = PromptKV(lab, seed)
         found = controller.ports["pull"], controller.ports["reply"]
-        command = [sys.executable, "-m", "benchmarks.peers", seed, str(port), *map(str, found)]
-        command += ["quick"] if lab.quick else []
-        owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        stack.callback(owner.communicate, timeout=_STOP_S)
-        assert owner.stdout is not None
-        if not owner.stdout.readline():
-            raise UnavailableError("the owner of the prompt did not start")
+        quick = ["quick"] if lab.quick else []
+        owner = python_process(__name__, seed, port, *found, *quick)
+        stack.enter_context(owner).line()  # it has the prompt
         yield kv, port, found
 
 

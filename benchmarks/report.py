@@ -5,75 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.asked import server_control, server_shares
 from benchmarks.bars import Bar, Group, Lab
-from benchmarks.calls import system_calls
-from benchmarks.cluster import cluster_failover, cluster_shards, idle_nodes
-from benchmarks.cost import memory_growth, python_cost
+from benchmarks.cost import python_cost
 from benchmarks.directory import directory_cost
 from benchmarks.files import file_rates
-from benchmarks.frame import checksum_cost
-from benchmarks.hits import hit_rates
 from benchmarks.index import hash_cost, index_cost
 from benchmarks.latency import distant_exists, distant_get, exists_beside_set
 from benchmarks.node import node_small, node_values
-from benchmarks.node_hostile import node_hostile
 from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import rival_client
-from benchmarks.same_host import same_host
-from benchmarks.server import server_copies, server_end
+from benchmarks.server import server_control, server_copies
 from benchmarks.throughput import get_redis, get_valkey, pure_client, set_redis, set_valkey
 from benchmarks.tiered_cache import engine_loads, engine_memory
-from benchmarks.tls import tls_values
-from benchmarks.trust import black_hole, recovery
 from kvferry.base.errors import UsageError
-from kvferry_lab.bench import report as bench_report
+from kvferry_lab.output import run_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select"]
+__all__ = ["GROUPS", "header", "say_bar", "say_table", "select"]
 
 GROUPS: tuple[Group, ...] = (
-    get_valkey,
-    set_valkey,
-    get_redis,
-    set_redis,
-    rival_client,
-    system_calls,
-    same_host,
-    distant_exists,
-    distant_get,
-    exists_beside_set,
-    python_cost,
-    memory_growth,
-    pure_client,
-    cluster_shards,
-    idle_nodes,
-    tls_values,
-    recovery,
-    black_hole,
-    cluster_failover,
-    hit_rates,
-    index_cost,
-    hash_cost,
-    directory_cost,
-    checksum_cost,
-    engine_loads,
-    engine_memory,
-    node_values,
-    node_small,
-    node_hostile,
-    peer_loads,
-    peer_contact,
-    file_rates,
-    server_control,
-    server_shares,
-    server_copies,
-    server_end,
+    *(get_valkey, set_valkey, get_redis, set_redis, rival_client),
+    *(distant_exists, distant_get, exists_beside_set, python_cost, pure_client),
+    *(index_cost, hash_cost, directory_cost, engine_loads, engine_memory),
+    *(node_values, node_small, peer_loads, peer_contact, file_rates),
+    *(server_control, server_copies),
 )
-
-say_header = bench_report.say_header
 
 
 def select(only: Sequence[str]) -> list[Group]:
@@ -92,7 +50,7 @@ def header(lab: Lab) -> dict[str, Any]:
         with lab.probed(name, 0) as (_, probe):
             facts = probe.facts()
         servers[name] = ", ".join(f"{k} {v!r}" for k, v in facts.items() if k != "maxmemory")
-    return bench_report.header(servers)
+    return run_facts(server=servers)
 
 
 def say_bar(console: Console, bar: Bar, quick: bool) -> None:

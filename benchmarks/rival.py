@@ -6,11 +6,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.throughput import rate
@@ -19,9 +17,8 @@ from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import config_url
 from kvferry_lab.bench.data import Chunks, Value
-from kvferry_lab.bench.intervals import Interval, ratios
 from kvferry_lab.bench.measure import Row, measure
-from kvferry_lab.bench.programs import ProgramError
+from kvferry_lab.bench.programs import LineProcess
 
 __all__ = ["ClientProcess", "rival_bars", "rival_client"]
 
@@ -67,7 +64,7 @@ def rival_bars(lab: Lab, kind: str, python: str) -> Iterator[Bar]:
                     yield from _pair(name, mine, other)
 
 
-class ClientProcess:
+class ClientProcess(LineProcess):
     """A process with clients of a kind; see `benchmarks.rival_process`."""
 
     def __init__(self, kind: str, python: str, config: ClientConfig, size_bytes: int) -> None:
@@ -76,24 +73,13 @@ class ClientProcess:
         paths = [str(_ROOT), str(_ROOT / "src")]
         if python == sys.executable:  # it has kvferry with its native module
             paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
+        super().__init__(
             [python, "-m", "benchmarks.rival_process", kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            text=True,
+            {"PYTHONPATH": os.pathsep.join(paths)},
+            name=f"the process of {kind}",
+            stop_s=_STOP_S,
         )
-        self._write(config_url(config))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._process.communicate(timeout=_STOP_S)  # it ends with its stdin
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        self.tell(config_url(config))
 
     def client(self, connections: int) -> _Elsewhere:
         """One of its clients."""
@@ -106,30 +92,17 @@ class ClientProcess:
             CorruptError: A value was wrong, or the client failed.
         """
         asked = {"op": op, "connections": connections, "count": count}
-        self._write(json.dumps({**asked, "size_bytes": self._size_bytes}))
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProgramError(f"the process of {self.kind} has ended")
+        line = self.ask(json.dumps({**asked, "size_bytes": self._size_bytes}))
         found: dict[str, float] = json.loads(line)
         if "error" in found:
             raise CorruptError(f"{self.kind}: {found['error']}")
         return found
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: who reads is told so
 
 
 class _Elsewhere:
     """A client of such a process, as `measure` wants it: it has keys and buffers of its own."""
 
     counts_itself = True
-    times: float = 1
 
     def __init__(self, process: ClientProcess, connections: int) -> None:
         self.name = process.kind
@@ -174,17 +147,10 @@ def _pair(name: str, mine: Row, other: Row) -> Iterator[Bar]:
         (name, _SPEED, mine.rates, other.rates),
         (f"CPU: {name}", _CPU, mine.costs, other.costs),
     ):
-        reason = mine.error or other.error or ""
-        found = None if reason else Interval.of_median(ratios(ours, theirs))
-        yield Bar(
-            name=label,
-            target=target,
-            value=found.middle if found else None,
-            interval=found,
-            detail=f"{rate(mine)}; {other.client} {rate(other)}"
-            if target is _SPEED
-            else f"{mine.client_cpu_s_per_gb:.3f} s/GB; {other.client_cpu_s_per_gb:.3f} s/GB"
-            if found
-            else "",
-            reason=reason,
-        )
+        if reason := mine.error or other.error or "":
+            yield Bar(name=label, target=target, value=None, reason=reason)
+            continue
+        detail = f"{rate(mine)}; {other.client} {rate(other)}"
+        if target is _CPU:
+            detail = f"{mine.client_cpu_s_per_gb:.3f} s/GB; {other.client_cpu_s_per_gb:.3f} s/GB"
+        yield Bar.of_pairs(label, target, ours, theirs, detail)

@@ -17,9 +17,9 @@ from kvferry.base.errors import KVFerryError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient
 from kvferry_lab.bench.clients import open_client
-from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks, fill
 from kvferry_lab.bench.measure import measure
-from kvferry_lab.bench.server_probe import ServerProbe, fill
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["turns"]
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
-import subprocess
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from statistics import median
 
 from benchmarks.bars import Bar, Lab, Target
-from kvferry.config import CONNECTIONS_DEFAULT
-from kvferry_lab.bench.adapters import BenchClient
+from kvferry.base.errors import CorruptError
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
+from kvferry_lab.bench.adapters import BenchClient, open_redis_py
 from kvferry_lab.bench.clients import config_url, open_client
-from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks, fill
+from kvferry_lab.bench.intervals import in_turn
 from kvferry_lab.bench.measure import Floor, Row, against, floors, measure
-from kvferry_lab.bench.server_probe import fill
+from kvferry_lab.bench.programs import figures_of_module
 
 __all__ = ["get_redis", "get_valkey", "pure_client", "rate", "ratio", "set_redis", "set_valkey"]
 
@@ -27,6 +32,7 @@ _OF_FLOOR = Target(">=", 1.0, "x floor")
 _CPU = Target("<=", 1.05, "x floor CPU")
 _OF_BEST_FLOOR = Target(">=", 0.97, "x the best floor")
 _PURE = Target(">=", 8.0, "x redis-py")
+_KEY, _WARM_UP = "kvferry-single-get", 4
 
 
 def get_valkey(lab: Lab) -> Iterator[Bar]:
@@ -100,37 +106,59 @@ def _pooled(rows: Sequence[Row]) -> Row:
         rows[0],
         rates=rates,
         costs=costs,
-        gbps=statistics.median(rates),
+        gbps=median(rates),
         gbps_min=min(rates),
         gbps_max=max(rates),
-        client_cpu_s_per_gb=statistics.median(costs),
+        client_cpu_s_per_gb=median(costs),
     )
 
 
 def pure_client(lab: Lab) -> Iterator[Bar]:
     """The pure Python client's GET against redis-py, one connection, a process for each."""
     with lab.server("Valkey 9") as config:
+        url, count = config_url(config), lab.count(32)
         for mib in (4, 8):
             size_bytes = lab.size_bytes(mib)
-            rates: dict[str, list[float]] = {"pure": [], "redis-py": []}
-            reason = ""
-            for _ in range(lab.rounds):
-                for kind, found in rates.items():
-                    command = [sys.executable, "-m", "benchmarks.single_get_process", kind]
-                    command += [config_url(config), str(size_bytes), str(lab.count(32))]
-                    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-                    if run.returncode != 0:
-                        reason = run.stderr.strip().splitlines()[-1]
-                    else:
-                        found.append(float(run.stdout))
-            pure, redis_py = (statistics.median(found or [0.0]) for found in rates.values())
-            yield Bar(
-                name=f"pure client: GET {lab.label(mib)}, 1 conn, Valkey 9",
-                target=_PURE,
-                value=pure / redis_py if redis_py and not reason else None,
-                detail=f"{pure:.2f} GB/s; redis-py {redis_py:.2f} GB/s",
-                reason=reason,
+            pure, redis_py = in_turn(
+                lab.rounds,
+                partial(figures_of_module, __name__, "pure", url, size_bytes, count),
+                partial(figures_of_module, __name__, "redis-py", url, size_bytes, count),
+                warm_ups=0,
             )
+            yield Bar.of_pairs(
+                f"pure client: GET {lab.label(mib)}, 1 conn, Valkey 9",
+                _PURE,
+                *(pure, redis_py),
+                f"{median(pure):.2f} GB/s; redis-py {median(redis_py):.2f} GB/s",
+            )
+
+
+def _single_get_gbps(kind: str, url: str, size_bytes: int, count: int) -> float:
+    """GB/s of the median of `count` GETs of one value, in a process where nothing else ran.
+
+    How fast redis-py reads large values depends on what its process's malloc has learned: it is
+    several times faster once large NumPy arrays were freed, or while an older value is kept. So a
+    value is dropped before the next, as a loader does. Every GET is compared, outside the clock.
+    """
+    config = ClientConfig.from_url(url, environ={})
+    value, target = os.urandom(size_bytes), bytearray(size_bytes)
+    pure = PureRedisClient.from_config(config)
+    pure.set(_KEY, value)
+    peer = open_redis_py(config) if kind == "redis-py" else None
+    times = []
+    try:
+        for _ in range(_WARM_UP + count):
+            target[0] ^= 0xFF
+            start = time.perf_counter()
+            got = peer.get(_KEY) if peer is not None else pure.get(_KEY, target)
+            times.append(time.perf_counter() - start)
+            if (got if peer is not None else target) != value:
+                raise CorruptError(f"{kind} read a wrong byte")
+            del got
+    finally:
+        pure.delete(_KEY)
+        pure.close()
+    return size_bytes / 1e9 / median(times[_WARM_UP:])
 
 
 def rate(row: Row) -> str:
@@ -167,3 +195,7 @@ def _cpu(name: str, row: Row) -> Bar:
         detail=detail,
         reason=row.error or "",
     )
+
+
+if __name__ == "__main__":
+    print(_single_get_gbps(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Final
@@ -21,6 +19,8 @@ from kvferry.cache.results import Retrieved
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.stores import StoreConfig
+from kvferry.config.tuning import CacheTuning
+from kvferry_lab.bench.intervals import in_turn
 
 __all__ = ["engine_loads", "engine_memory"]
 
@@ -60,15 +60,10 @@ def engine_loads(lab: Lab) -> Iterator[Bar]:
             kv.verify(kv.targets)
             return wall_s
 
-        walls = _rounds(lab.rounds, {"pages": pages, "raw": raw, "into": into})
-    for kind, words in (("pages", "pages"), ("into", "into buffers")):
-        yield _ratio(
-            f"retrieve of {kv.label} from Valkey 9, {words}",
-            _OF_CLIENT,
-            kv.size_bytes,
-            walls[kind],
-            ("raw client", walls["raw"]),
-        )
+        in_pages, plain, in_buffers = in_turn(lab.pairs, pages, raw, into)
+    for walls, words in ((in_pages, "pages"), (in_buffers, "into buffers")):
+        name = f"retrieve of {kv.label} from Valkey 9, {words}"
+        yield kv.compared(name, _OF_CLIENT, walls, plain, "raw client")
 
 
 def engine_memory(lab: Lab) -> Iterator[Bar]:
@@ -78,28 +73,16 @@ def engine_memory(lab: Lab) -> Iterator[Bar]:
         _store(engine, kv)
         threads = min(engine.config.tuning.load_threads, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads) as workers:
-
-            def copy() -> float:
-                return _memcpy(kv, workers, threads)
-
-            walls = _rounds(
-                lab.rounds,
-                {
-                    "into": lambda: _retrieve(engine, kv, "l1", pages=False),
-                    "memcpy": copy,
-                    "pages": lambda: _retrieve(engine, kv, "l1", pages=True),
-                },
+            into, memcpy, pages = in_turn(
+                lab.pairs,
+                lambda: _retrieve(engine, kv, "l1", pages=False),
+                lambda: kv.memcpy(workers, threads),
+                lambda: _retrieve(engine, kv, "l1", pages=True),
             )
         _check_that_pages_are_the_memory(engine, kv)
-    memcpy = (f"memcpy, {threads} threads", walls["memcpy"])
-    for kind, words in (("into", "into buffers"), ("pages", "leased pages, no copy")):
-        yield _ratio(
-            f"retrieve of {kv.label} from L1, {words}",
-            _OF_MEMCPY,
-            kv.size_bytes,
-            walls[kind],
-            memcpy,
-        )
+    for walls, words in ((into, "into buffers"), (pages, "leased pages, no copy")):
+        name = f"retrieve of {kv.label} from L1, {words}"
+        yield kv.compared(name, _OF_MEMCPY, walls, memcpy, f"memcpy, {threads} threads")
 
 
 def _engine(kv: PromptKV, server: ClientConfig | None) -> TieredCache:
@@ -110,7 +93,7 @@ def _engine(kv: PromptKV, server: ClientConfig | None) -> TieredCache:
         CacheConfig(
             chunk_size=kv.identity.layout.chunk_size,
             max_local_cpu_size=kv.pool_gb,
-            tuning={"write_queue_bytes_max": 2 * kv.size_bytes},
+            tuning=CacheTuning(write_queue_bytes_max=2 * kv.size_bytes),
             retrieve_timeout_s=_CALL_S,
             stores=stores,
         ),
@@ -136,20 +119,6 @@ def _retrieve(engine: TieredCache, kv: PromptKV, tier: str, *, pages: bool) -> f
     return wall_s
 
 
-def _memcpy(kv: PromptKV, workers: ThreadPoolExecutor, threads: int) -> float:
-    """Seconds to copy as many bytes; each thread one piece of memory."""
-    source, target = kv.memory()
-    edges = [kv.size_bytes * part // threads for part in range(threads + 1)]
-    pieces = list(itertools.pairwise(edges))
-    kv.poison()
-    start = time.perf_counter()
-    list(workers.map(lambda piece: np.copyto(target[slice(*piece)], source[slice(*piece)]), pieces))
-    wall_s = time.perf_counter() - start
-    if not np.array_equal(target, source):
-        raise CorruptError("memcpy did not copy")
-    return wall_s
-
-
 def _check_that_pages_are_the_memory(engine: TieredCache, kv: PromptKV) -> None:
     """Two readers at one time see the same addresses: nobody has a copy."""
     with engine.retrieve(kv.tokens) as one, engine.retrieve(kv.tokens) as other:
@@ -159,33 +128,3 @@ def _check_that_pages_are_the_memory(engine: TieredCache, kv: PromptKV) -> None:
 
 def _addresses(hit: Retrieved) -> list[int]:
     return [np.frombuffer(memoryview(page), np.uint8).ctypes.data for page in hit.pages]
-
-
-def _rounds(rounds: int, calls: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Every call once a round, in turning order; the first round is thrown away."""
-    walls: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for number in range(rounds + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            walls[name].append(calls[name]())
-    return {name: found[1:] for name, found in walls.items()}
-
-
-def _ratio(
-    name: str,
-    target: Target,
-    size_bytes: int,
-    walls: Sequence[float],
-    reference: tuple[str, Sequence[float]],
-) -> Bar:
-    """The median over the rounds of how much faster it was than the reference."""
-    words, theirs = reference
-    ratios = [their / our for our, their in zip(walls, theirs, strict=True)]
-    ours_gbps, their_gbps = (size_bytes / statistics.median(all_) / 1e9 for all_ in (walls, theirs))
-    return Bar(
-        name=name,
-        target=target,
-        value=statistics.median(ratios),
-        detail=f"{statistics.median(walls) * 1e3:.3g} ms, {ours_gbps:.2f} GB/s; {words} "
-        f"{their_gbps:.2f} GB/s; ratios {min(ratios):.2f} to {max(ratios):.2f}",
-    )

@@ -98,7 +98,6 @@ net::TlsConfig make_tls_config(const nb::dict& settings) {
   reader.get("tls_ca_file", tls.ca_file);
   reader.get("tls_cert_file", tls.cert_file);
   reader.get("tls_key_file", tls.key_file);
-  reader.get("tls_key_password", tls.key_password);
   reader.get("tls_server_name", tls.server_name);
   reader.get("ktls", tls.ktls);
   const std::string verify = reader.word("tls_verify");

@@ -33,7 +33,6 @@ __all__ = [
     "capacity_tokens",
     "public",
     "retrieves",
-    "streamed",
 ]
 
 _SHORT_S = 30.0
@@ -66,6 +65,7 @@ class Answer:
         pieces: Pieces of text, which are tokens with most servers.
         error, status: Why there is no answer, or no more of it; "" and None: there is.
         events: What came with or without text; a chat begins with one that has the role.
+        tokens: Ids of tokens, where the server was asked to return them.
     """
 
     began: float
@@ -78,6 +78,7 @@ class Answer:
     error: str = ""
     status: int | None = None
     events: int = 0
+    tokens: list[int] = field(default_factory=list)
 
     @property
     def output_tokens(self) -> int:
@@ -154,7 +155,7 @@ class OpenAIClient:
         )
         answer, began = Answer(time.time()), time.monotonic()
         try:
-            for event in streamed(request, self._limit_s, self._open):
+            for event in _streamed(request, self._limit_s, self._open):
                 _take(answer, event, time.monotonic() - began)
         except urllib.error.HTTPError as error:
             with error:
@@ -175,10 +176,8 @@ def public(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
-def streamed(
-    request: urllib.request.Request,
-    limit_s: float,
-    send: Callable[..., Any] = urllib.request.urlopen,
+def _streamed(
+    request: urllib.request.Request, limit_s: float, send: Callable[..., Any]
 ) -> Iterator[Any]:
     """The server-sent events of one request, as JSON.
 
@@ -211,10 +210,12 @@ def _take(answer: Answer, event: Any, now_s: float) -> None:
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-        if text:
+        ids = choice.get("token_ids") or ()
+        answer.tokens += ids
+        if text or ids:
             answer.ttft_s = now_s if answer.ttft_s is None else answer.ttft_s
             answer.last_s = now_s
-            answer.text += text
+            answer.text += text or ""
             answer.pieces += 1
     usage = event.get("usage")
     if isinstance(usage, dict):

@@ -1,25 +1,31 @@
-"""What figures are written with: the machine and its versions, the command line, and where they go.
+"""How figures are written: with the machine and the command line, to people, as JSON and as CSV.
 
 A file that an option names (`OutputFile`) is tried before anything is measured.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvferry.base.host import usable_cores
 from kvferry.base.process import cannot_write
+from kvferry.http.csv_tables import cell
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "DRAWING",
@@ -28,6 +34,11 @@ __all__ = [
     "machine_facts",
     "machine_line",
     "package_versions",
+    "progress",
+    "run_facts",
+    "say_facts",
+    "wide_console",
+    "write_csv",
     "write_json",
 ]
 
@@ -77,6 +88,56 @@ def _field(path: Path, name: str) -> str:
 def command_line() -> str:
     """The command line of this process, without secrets."""
     return re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
+
+
+def run_facts(versions: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    """The head of every result: command, machine, versions, and what else a figure depends on."""
+    versions = package_versions() if versions is None else versions
+    head = {"command": command_line(), "machine": machine_facts(), "versions": versions}
+    return {**head, **more}
+
+
+def say_facts(console: Console, facts: Mapping[str, Any]) -> None:
+    """A head for people: a line for each fact."""
+    width = max(10, *(len(name) + 2 for name in facts))
+    for name, value in facts.items():
+        text = value
+        if name == "machine":
+            text = machine_line(value)
+        elif isinstance(value, Mapping):
+            text = ", ".join(f"{part} {one}" for part, one in value.items())
+        line = f"{name + ':':<{width}}{text}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def wide_console(*, to_stderr: bool) -> Console:
+    """Where figures are said: as wide as the terminal, and wide enough in a pipe."""
+    from rich.console import Console
+
+    wide = None if os.isatty(2 if to_stderr else 1) else 140  # a pipe has no width of its own
+    return Console(stderr=to_stderr, width=wide)
+
+
+@contextmanager
+def progress(shown: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[str], None]]:
+    """Says the current step on standard error: a spinner on a terminal, else as `shown` has it."""
+    from kvferry.cli.table import console
+
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield shown
+        return
+    with err.status("starting") as status:
+        yield status.update
+
+
+def write_csv(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """A head and a line for each row, as a spreadsheet may read them; other fields are left out."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
 
 
 def write_json(target: str, figures: Any) -> None:

@@ -17,12 +17,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from kvferry.cli.numbers import Number
 from kvferry.config.setting import GB
+from kvferry_lab.cli.options import option, options_of
 from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, mean_ttft, run_long_doc
 from kvferry_lab.openai_client import OpenAIClient
 
@@ -41,19 +40,13 @@ PUBLISHED = {
 
 @dataclass(frozen=True, kw_only=True)
 class P2PPlan:
-    """What to run.
+    """What to run."""
 
-    Attributes:
-        scale: Part of the 50 documents; their length stays.
-        prefill_tokens_per_s: The pace of the GPU.
-        bytes_per_token: Of KV.
-    """
-
-    scale: float = 0.2
-    output_len: int = 20
-    max_inflight_requests: int = 4
-    prefill_tokens_per_s: float = 20_000.0
-    bytes_per_token: int = 8192
+    scale: float = option(0.2, "Part of the 50 documents; their length stays.", above=0, most=1)
+    output_len: int = option(20, "Tokens of an answer.", least=1)
+    max_inflight_requests: int = option(4, "Requests at a time.", least=1)
+    prefill_tokens_per_s: float = option(20_000.0, "The pace of the GPU.", above=0)
+    bytes_per_token: int = option(8192, "Size of KV; 131072 is Llama-3.1-8B's.", least=1)
 
     @property
     def documents(self) -> int:
@@ -170,44 +163,9 @@ def _settings(plan: P2PPlan, number: int, ports: dict[str, int]) -> str:
     epilog="Exit codes: 0 done, 1 a request failed, 2 usage.  "
     "Example: kvferry lab p2p --scale 0.2 --prefill-tokens-per-s 20000"
 )
-@click.option(
-    "--scale",
-    type=Number(0, 1, min_open=True),
-    default=0.2,
-    show_default=True,
-    help="Part of the 50 documents; their length stays.",
-)
-@click.option(
-    "--output-len",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Tokens of an answer.",
-)
-@click.option(
-    "--max-inflight-requests",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    help="Requests at a time.",
-)
-@click.option(
-    "--prefill-tokens-per-s",
-    type=Number(0, min_open=True),
-    default=20_000.0,
-    show_default=True,
-    help="The pace of the GPU.",
-)
-@click.option(
-    "--bytes-per-token",
-    type=click.IntRange(1),
-    default=8192,
-    show_default=True,
-    help="Size of KV; 131072 is Llama-3.1-8B's.",
-)
+@options_of(P2PPlan)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.pass_context
-def p2p(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
+def p2p(ctx: click.Context, /, plan: P2PPlan, as_json: bool) -> None:
     """Ask two instances for the same long documents, one after the other.
 
     A controller and both are started. What the second one need not compute comes from the memory of
@@ -215,7 +173,6 @@ def p2p(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """
     from kvferry.cli.table import console, table
 
-    plan = P2PPlan(**options)
     rows = run_p2p(plan, lambda text: click.echo(text, err=True))
     if as_json:
         click.echo(json.dumps({"plan": asdict(plan), "rounds": [asdict(row) for row in rows]}))

@@ -18,31 +18,29 @@ requests fail: they are as its code would have them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import re
 import statistics
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from kvferry.base.errors import UnavailableError, UsageError
+from kvferry.base.errors import UsageError
+from kvferry_lab.bench.intervals import quantile
+from kvferry_lab.cli.options import REQUIRED, option, options_of
 from kvferry_lab.openai_client import Answer, OpenAIClient
+from kvferry_lab.openai_load import ask_all, letters_per_token, random_text
 
 __all__ = [
     "TokenPlan",
     "TokenRun",
     "individual",
-    "quantile",
-    "random_text",
     "summary",
     "summary_lines",
     "tokens",
@@ -53,12 +51,6 @@ _ASK = (
     "Randomly stream lines from the following text with {} output tokens. "
     "Don't generate eos tokens:\n\n"
 )
-_TEXT = (
-    "the cache of a model keeps what was computed for every token that it has read and a store far "
-    "away keeps it longer so that another process finds the same beginning and goes on from there"
-)
-_LINE_WORDS = 9
-_PROBE_LETTERS = 400
 _VERSION = "2023-08-31"
 _QUANTILES = (25, 50, 75, 90, 95, 99)
 _SPREAD = (
@@ -69,7 +61,6 @@ _SPREAD = (
     "number_input_tokens",
     "number_output_tokens",
 )
-T = TypeVar("T", bound=Callable[..., Any])
 _BASE, _KEY = "OPENAI_API_BASE", "OPENAI_API_KEY"
 _SIZE_BYTES_MAX = 1 << 20
 
@@ -78,15 +69,30 @@ _SIZE_BYTES_MAX = 1 << 20
 class TokenPlan:
     """The requests of a run; lengths are in tokens."""
 
-    model: str
-    mean_input_tokens: int = 550
-    stddev_input_tokens: int = 150
-    mean_output_tokens: int = 150
-    stddev_output_tokens: int = 80
-    num_concurrent_requests: int = 10
-    timeout_s: float = 90.0
-    max_num_completed_requests: int = 10
-    additional_sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    model: str = option(REQUIRED, "Its name at the server.")
+    mean_input_tokens: int = option(550, "Mean length of prompts.", least=0)
+    stddev_input_tokens: int = option(150, "Its standard deviation.", least=0)
+    mean_output_tokens: int = option(150, "Mean max_tokens of answers.", least=0)
+    stddev_output_tokens: int = option(80, "Its standard deviation.", least=0)
+    num_concurrent_requests: int = option(10, "Requests at a time.", least=1)
+    timeout: int = option(90, "Seconds after which no request is begun.", least=1)
+    max_num_completed_requests: int = option(10, "Requests in all.", least=1)
+    additional_sampling_params: str = option("{}", "More fields of a request, as JSON.")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The other fields of a request.
+
+        Raises:
+            UsageError: They are no JSON object.
+        """
+        try:
+            found = json.loads(self.additional_sampling_params)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UsageError("--additional-sampling-params is no JSON object")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,44 +113,28 @@ def run_tokens(
     Raises:
         UnavailableError: Not even the first request was answered.
     """
-    letters = _letters_per_token(plan, client)
-    asked = _requests(plan, letters)
-    say(f"prompt sizes: {[tokens for _, tokens, _ in asked]}")
-    began, lock = time.monotonic(), threading.Lock()
-    answers: list[tuple[Answer, int]] = []
-
-    def work() -> None:
-        while True:
-            with lock:
-                if not asked or time.monotonic() - began >= plan.timeout_s:
-                    return
-                prompt, tokens, new_tokens = asked.pop()
-            answer = _ask(plan, client, prompt, new_tokens)
-            counted = answer.usage.prompt_tokens
-            with lock:
-                answers.append((answer, tokens if counted is None else counted))
-
-    with ThreadPoolExecutor(plan.num_concurrent_requests, "kvferry-ask") as pool:
-        for working in [pool.submit(work) for _ in range(plan.num_concurrent_requests)]:
-            working.result()
+    letters = letters_per_token(client, lambda text: _ask(plan, client, text, 1))
+    requests = _requests(plan, letters)
+    say(f"prompt sizes: {[tokens for _, tokens, _ in requests]}")
+    began = time.monotonic()
+    asked = ask_all(
+        reversed(requests),
+        lambda request: _ask(plan, client, request[0], request[2]),
+        plan.num_concurrent_requests,
+        plan.timeout,
+    )
     seconds = time.monotonic() - began
-    return TokenRun(plan=plan, answers=answers, seconds=seconds, timed_out=bool(asked))
+    answers = [
+        (one.answer, one.task[1] if (n := one.answer.usage.prompt_tokens) is None else n)
+        for one in sorted(asked, key=lambda one: one.sent_s + one.answer.seconds)
+    ]
+    timed_out = len(asked) < len(requests)
+    return TokenRun(plan=plan, answers=answers, seconds=seconds, timed_out=timed_out)
 
 
 def _ask(plan: TokenPlan, client: OpenAIClient, prompt: str, new_tokens: int) -> Answer:
     messages = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
-    body = {"model": plan.model, "messages": messages, "max_tokens": new_tokens}
-    return client.ask("/chat/completions", {**body, **plan.additional_sampling_params})
-
-
-def _letters_per_token(plan: TokenPlan, client: OpenAIClient) -> float:
-    """The letters of our prompts for each token of the server; 4 if it does not say."""
-    text = random_text(random.Random(_SEED), _PROBE_LETTERS)
-    answer = _ask(plan, client, text, 1)
-    if (answer.error and answer.status is not None) or not answer.seconds:
-        raise UnavailableError(f"{client.base_url}: {answer.error}")
-    tokens = answer.usage.prompt_tokens
-    return max(0.5, len(text) / tokens) if tokens else 4.0
+    return client.chat(plan.model, messages, new_tokens, **plan.params)
 
 
 def _requests(plan: TokenPlan, letters: float) -> list[tuple[str, int, int]]:
@@ -159,15 +149,6 @@ def _requests(plan: TokenPlan, letters: float) -> list[tuple[str, int, int]]:
         body = random_text(rng, max(0, round((tokens - least) * letters)))
         made.append((head + body, tokens, new_tokens))
     return made
-
-
-def random_text(rng: random.Random, letters: int) -> str:
-    """Lines of words, exactly so long."""
-    words, parts, length = _TEXT.split(), list[str](), 0
-    while length < letters:
-        parts.append(" ".join(rng.choices(words, k=_LINE_WORDS)) + "\n")
-        length += len(parts[-1])
-    return "".join(parts)[:letters]
 
 
 def _positive(rng: random.Random, mean: int, stddev: int) -> int:
@@ -230,16 +211,15 @@ def results(run: TokenRun) -> dict[str, Any]:
 def summary(run: TokenRun, metadata: Mapping[str, str]) -> dict[str, Any]:
     """The summary as one flat object."""
     plan = run.plan
+    names = (
+        *("model", "mean_input_tokens", "stddev_input_tokens", "mean_output_tokens"),
+        *("stddev_output_tokens", "num_concurrent_requests"),
+    )
     found = {
         "version": _VERSION,
         "name": f"{_stem(plan)}_summary",
-        "model": plan.model,
-        "mean_input_tokens": plan.mean_input_tokens,
-        "stddev_input_tokens": plan.stddev_input_tokens,
-        "mean_output_tokens": plan.mean_output_tokens,
-        "stddev_output_tokens": plan.stddev_output_tokens,
-        "num_concurrent_requests": plan.num_concurrent_requests,
-        "additional_sampling_params": plan.additional_sampling_params,
+        **{name: getattr(plan, name) for name in names},
+        "additional_sampling_params": plan.params,
         "results": results(run),
         **metadata,
         "timestamp": int(time.time()),
@@ -292,16 +272,6 @@ def _written(value: float) -> float | str:
     return str(value) if isinstance(value, int) else value
 
 
-def quantile(ordered: Sequence[float], part: float) -> float | None:
-    """By linear interpolation between sorted values; None without any."""
-    if not ordered:
-        return None
-    place = part * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def _stem(plan: TokenPlan) -> str:
     name = f"{plan.model}_{plan.mean_input_tokens}_{plan.mean_output_tokens}"
     return re.sub(r"-{2,}", "-", re.sub(r"[^\w\d-]+", "-", name))
@@ -316,10 +286,14 @@ def _flat(value: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
             yield key, inner
 
 
-def _number(name: str, default: int, text: str, least: int = 0) -> Callable[[T], T]:
-    return click.option(
-        name, type=click.IntRange(least), default=default, show_default=True, help=text
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """How requests are sent, and where figures go."""
+
+    results_dir: str = option("", "Where both files are written.  [default: nowhere]")
+    llm_api: str = option("openai", "Has to be openai.")
+    metadata: str = option("", "More fields of the summary.", metavar="K=V,...")
+    log_prompts: bool = option(False, "No effect.", "--log-prompts/--no-log-prompts", hidden=True)
 
 
 @click.command(
@@ -327,49 +301,20 @@ def _number(name: str, default: int, text: str, least: int = 0) -> Callable[[T],
     "may have both. Variables of Ray have no effect.  Exit codes: 0 done, 1 no request was "
     "answered, 2 usage.  Example: kvferry lab tokens --model kvferry-demo --results-dir results"
 )
-@click.option("--model", required=True, help="Its name at the server.")
-@_number("--mean-input-tokens", 550, "Mean length of prompts.")
-@_number("--stddev-input-tokens", 150, "Its standard deviation.")
-@_number("--mean-output-tokens", 150, "Mean max_tokens of answers.")
-@_number("--stddev-output-tokens", 80, "Its standard deviation.")
-@_number("--num-concurrent-requests", 10, "Requests at a time.", 1)
-@_number("--timeout", 90, "Seconds after which no request is begun.", 1)
-@_number("--max-num-completed-requests", 10, "Requests in all.", 1)
-@click.option(
-    "--additional-sampling-params",
-    default="{}",
-    show_default=True,
-    help="More fields of a request, as JSON.",
-)
-@click.option("--results-dir", default="", help="Where both files are written.  [default: nowhere]")
-@click.option("--llm-api", default="openai", show_default=True, help="Has to be openai.")
-@click.option("--metadata", default="", metavar="K=V,...", help="More fields of the summary.")
-@click.option("--log-prompts/--no-log-prompts", default=False, hidden=True)
-@click.pass_context
-def tokens(ctx: click.Context, /, **o: Any) -> None:
+@options_of(TokenPlan, _Output)
+def tokens(ctx: click.Context, /, plan: TokenPlan, to: _Output) -> None:
     """Send prompts of random lengths and measure tokens per second, as llmperf does.
 
     The same command line as its token_benchmark_ray.py, the same environment, and two JSON files
     with the same names and fields.
     """
-    from kvferry_lab.openai_client import OpenAIClient
-
-    if o["llm_api"] != "openai":
-        raise UsageError(f"--llm-api {o['llm_api']} is not known; openai is")
-    metadata = _metadata(o["metadata"])
+    if to.llm_api != "openai":
+        raise UsageError(f"--llm-api {to.llm_api} is not known; openai is")
+    metadata = _metadata(to.metadata)
     environ = {**_of_file(Path(".env")), **os.environ}
     for name in (_BASE, _KEY):
         if not environ.get(name):
             raise UsageError(f"{name} must be set, in the environment or in .env")
-    names = (
-        *("model", "mean_input_tokens", "stddev_input_tokens", "mean_output_tokens"),
-        *("stddev_output_tokens", "num_concurrent_requests", "max_num_completed_requests"),
-    )
-    plan = TokenPlan(
-        **{name: o[name] for name in names},
-        timeout_s=float(o["timeout"]),
-        additional_sampling_params=_params(o["additional_sampling_params"]),
-    )
     client = OpenAIClient(environ[_BASE], environ[_KEY], limit_s=180.0)
     run = run_tokens(plan, client, lambda text: click.echo(text, err=True))
     if run.timed_out:
@@ -377,23 +322,13 @@ def tokens(ctx: click.Context, /, **o: Any) -> None:
     click.echo(f"Results for token benchmark for {plan.model} queried with the openai api.\n")
     for line in summary_lines(run):
         click.echo(line)
-    if o["results_dir"]:
-        for path in write_results(run, Path(o["results_dir"]), metadata):
+    if to.results_dir:
+        for path in write_results(run, Path(to.results_dir), metadata):
             click.echo(f"wrote {path}", err=True)
     failed = [answer.error for answer, _ in run.answers if answer.error]
     if failed:
         click.echo(f"kvferry: {len(failed)} requests failed; the first: {failed[0]}", err=True)
     ctx.exit(1 if len(failed) == len(run.answers) else 0)
-
-
-def _params(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UsageError("--additional-sampling-params is no JSON object")
-    return found
 
 
 def _metadata(text: str) -> dict[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,14 @@ import pytest
 
 from kvferry.cli.main import main
 from kvferry.config import ClientConfig
-from kvferry_lab.bench.clients import NOTED_TYPES, open_client
+from kvferry_lab.bench.client_plan import NOTED_TYPES, ClientPlan
+from kvferry_lab.bench.clients import open_client
 from kvferry_lab.bench.measure import Row
-from kvferry_lab.bench.plot import ladder, write_plot
-from kvferry_lab.bench.run import ClientBench
+from kvferry_lab.bench.report import ladder, write_plot
+from kvferry_lab.bench.run import bytes_max
 from support.servers import TestServer
 
 SMALL = ["--size-mb", "0.25", "--num-chunks", "6", "--repeat", "2", "--no-floor"]
-PROGRAMS = {"memtier": "memtier_benchmark", "redis-benchmark": "redis-benchmark"}
 READ = r"^Read 0\.001465 GB in [\d.e-]+ seconds, which is: [\d.e-]+ GB/s$"
 WROTE = r"^Wrote 0\.001465 GB in [\d.e-]+ seconds, which is: [\d.e-]+ GB/s$"
 
@@ -81,35 +79,6 @@ def test_a_pool_has_as_many_connections_as_it_is_given(
         valkey.cli("DEL", *keys)
 
 
-def test_what_others_count_leaves_our_rows_alone(valkey: TestServer, tmp_path: Path) -> None:
-    """Their SETs of keys of their own passed for writes of ours, and GETs were "wrong"."""
-    others = {kind for kind, program in PROGRAMS.items() if shutil.which(program)}
-    if not others:
-        pytest.skip("neither memtier_benchmark nor redis-benchmark is on PATH")
-    options = ["--compare", "all", "--num-workers", "4", "--write", "--read"]
-    rows = bench(valkey, tmp_path / "rows.json", *options)
-    assert {row["client"] for row in rows} >= {"pure", "redis-py", *others}
-    assert [row["error"] for row in rows if row["error"]] == []
-    for row in rows:
-        assert (row["verified_bytes"] > 0) == (row["client"] not in others), row
-    assert valkey.cli("DBSIZE") == 0
-
-
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("workers", [3, 4, 8])
-def test_a_program_is_measured_with_any_number_of_connections(
-    valkey: TestServer, tmp_path: Path, kind: str, workers: int
-) -> None:
-    """Reads alone, too: its keys are made first."""
-    if shutil.which(PROGRAMS[kind]) is None:
-        pytest.skip(f"{PROGRAMS[kind]} is not on PATH")
-    options = ["--client-type", kind, "--num-workers", str(workers), "--num-chunks", "7", "--read"]
-    (row,) = bench(valkey, tmp_path / "rows.json", *options)
-    assert row["gbps"] > 0
-    assert (row["op"], row["connections"], row["verified_bytes"]) == ("get", workers, 0)
-    assert valkey.cli("DBSIZE") == 0
-
-
 def test_without_the_floor_program_there_is_one_line(
     valkey: TestServer,
     tmp_path: Path,
@@ -147,10 +116,8 @@ def test_the_ladder_goes_up_to_the_floor() -> None:
 
 def test_a_store_of_our_own_has_room_for_values_on_their_way() -> None:
     """Eight replies of 32 MiB at once pushed out the values that they were made of."""
-    kinds = ["native", "memtier"]
-    plan = ClientBench(config=ClientConfig(), kinds=kinds[:1], ops=["get"], size_mib=32, chunks=8)
-    assert plan.bytes_max == 2 * 2 * 8 * (32 << 20)  # our keys and the floor's
-    assert replace(plan, kinds=kinds).bytes_max == 2 * 3 * 8 * (32 << 20)
+    plan = ClientPlan(size_mb=32, num_chunks=8, read=True)
+    assert bytes_max(plan) == 2 * 2 * 8 * (32 << 20)  # our keys and the floor's
 
 
 def test_no_more_connections_than_keys(valkey: TestServer, tmp_path: Path) -> None:

@@ -99,11 +99,11 @@ def test_check_prints_every_problem(file: Path, capsys: pytest.CaptureFixture[st
 def test_check_looks_into_what_the_settings_name(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text("client: {port: 0}\ncache: {prefill_calibration_file: missing.json}\n")
+    file.write_text("client: {port: 0}\ncache: {p2p_secret_file: missing}\n")
     assert main(["config", "check", str(file)]) == 1
     out = capsys.readouterr().out
     assert "port=0" in out
-    assert "missing.json: No such file" in out
+    assert "missing: No such file" in out
 
 
 def test_without_a_file_the_environment_speaks(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kvferry.cli.main import cli
 from kvferry.integrations.vllm.connector.explain import teller
-from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess
@@ -28,7 +28,7 @@ def test_an_engine_of_this_host_says_where_chunks_are(tmp_path: Path) -> None:
     with open_engine() as engine:
         engine.store(TOKENS, expected(TOKENS))
         name = address(uuid.uuid4().hex, 0)
-        answers = RankAnswers(name, BackendFinder([engine]), teller(engine))
+        answers = RankAnswers(name, CacheFinder(engine), teller(engine))
         try:
             listed = CliRunner().invoke(cli, ["explain"])
             assert f"{name}: {IDENTITY.digest.hex()}, chunks of {CHUNK} tokens" in listed.output

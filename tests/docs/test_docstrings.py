@@ -113,7 +113,7 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
     "kvferry.sharing.peers.instance": lambda: CACHE,
     "kvferry.sharing.peers.peer_tier": lambda: CACHE | _given("peer", "open_peer"),
     "kvferry.testing.clock": lambda: {"clock": importlib.import_module("kvferry.testing.clock")},
-    "kvferry_lab.bench.intervals": lambda: _given("ratios"),
+    "kvferry_lab.bench.intervals": lambda: _given("measure_ours", "measure_theirs"),
     "kvferry_lab.engines.bench": lambda: _given(*("model", "python", "store")),
     "kvferry_lab.engines.broken": lambda: {"plan": _of("kvferry_lab.engines.bench", "EnginePlan")},
     "kvferry_lab.engines.integrations": lambda: _given("setting"),

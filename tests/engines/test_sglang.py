@@ -243,7 +243,8 @@ def test_several_pools_agree_on_a_prefix(sglang: Any, store: TestServer) -> None
 def test_the_controller_stores_and_prefetches(sglang: Any, store: TestServer) -> None:
     shape = {**POOLS["page_first"][1], "pages": 32}
     for interface in (1, 0):  # in place, and through flat tensors
-        extra = {"url": store.url, "revision": f"v{interface}", "interface_v1": interface}
+        extra: dict[str, Any] = {"url": store.url, "revision": f"v{interface}"}
+        extra["interface_v1"] = interface
         extra |= PATIENT
         seen = sglang("controller", shape=shape, extra=extra, pages=10)
         assert seen == [80, 80, 80, True]

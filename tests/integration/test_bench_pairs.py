@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 import pytest
 
 from benchmarks.bars import Lab
-from benchmarks.calls import CallCounter
 from benchmarks.node import node_small, node_values
-from benchmarks.node_hostile import node_hostile
 from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import ClientProcess, rival_bars
 from kvferry.base.errors import CorruptError
@@ -55,19 +52,6 @@ def test_each_bar_beside_another_client_has_a_pair() -> None:
     assert len(found) == 2 * len(lab.connections) * 2
     assert all(bar.value is not None and bar.interval is not None for bar in found), found
     assert sum(bar.name.startswith("CPU: SET") for bar in found) == len(found) // 4
-
-
-def test_system_calls_of_this_process_are_counted() -> None:
-    counts = []
-    for calls in (0, 500):
-        try:
-            with CallCounter() as counter:
-                for _ in range(calls):
-                    os.getppid()
-        except CallCounter.Missing as error:
-            pytest.skip(str(error))
-        counts.append(counter.calls)
-    assert 490 <= counts[1] - counts[0] < 600  # and those that tell perf to begin and to stop
 
 
 class _Client(InProcess):
@@ -125,12 +109,6 @@ def test_neighbours_take_turns_and_a_ratio_is_theirs(config: ClientConfig) -> No
     best = against(two, floor)
     assert best.floor == "made, 1 connections"
     assert best.floor_ratio == pytest.approx(sum(rate / 5 for rate in two.rates) / 2)
-
-
-def test_a_node_is_measured_among_hostile_clients() -> None:
-    memory, rate = node_hostile(Lab(quick=True))
-    assert memory.value
-    assert rate.value
 
 
 def test_a_node_is_measured_beside_other_servers() -> None:

@@ -203,8 +203,8 @@ def test_stores_are_asked_as_long_as_that_pays_by_what_the_engine_said_of_itself
 
         until(stored, PATIENT_S)
         client.expect_prefill((0.0, 1e-12, 0.0, 0.0))
-        assert client.lookup(tokens, limit_s=PATIENT_S).tokens == 0
+        until(lambda: client.lookup(tokens, lease=True).tokens == 0, PATIENT_S)
         assert client.lookup(tokens, timeout_s=PATIENT_S).tokens == 16 * CHUNK, "as was asked"
         client.expect_prefill((0.0, 1.0, 0.0, 0.0), 512)
-        assert client.lookup(tokens, limit_s=PATIENT_S).tokens == 16 * CHUNK
+        until(lambda: client.lookup(tokens, lease=True).tokens == 16 * CHUNK, PATIENT_S)
         assert client.retrieve(tokens, blanks(16)).tokens == 16 * CHUNK

@@ -15,7 +15,7 @@ from kvferry import TieredCache
 from kvferry.cache.store.store_tiers import space_of
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config.remote_sources import Address, node_in
-from kvferry.integrations.vllm.connector.held_cache import HeldCache
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from kvferry.sharing.peers.lending import USER, LendingNode
 from kvferry.sharing.peers.named_nodes import NAME, NODES_MAX
@@ -202,18 +202,18 @@ def test_a_cache_server_loads_from_the_node_that_a_request_names(
         running(tmp_path, cache={"remote_kv_sources": hosts, "p2p_secret": WORD}) as server,
     ):
         client = Client(IDENTITY, server.config.endpoints[0], timeout_s=5.0)
-        held = HeldCache(client, lookup_timeout_s=5.0, load_timeout_s=5.0)
+        finder = CacheFinder(client)
         try:
             assert client.wait(10)
-            assert held.find(naming(None)) == 0
-            assert held.find(naming(("127.0.0.1", free_port()))) == 0
-            assert held.find(naming(address)) == want
-            with held.retrieve(naming(address)) as hit:
+            assert finder.find(naming(None)) == 0
+            assert finder.find(naming(("127.0.0.1", free_port()))) == 0
+            assert finder.find(naming(address)) == want
+            with client.retrieve(naming(address)) as hit:
                 pages = [bytes(page) for page in hit.pages]
             chunks = expected(prompt(TOKENS))
             assert pages == [chunk.tobytes() for chunk in chunks][:want]
         finally:
-            held.close()
+            client.close()
 
 
 @pytest.mark.parametrize("host", ["", "a b", "[::1]", "ho/st", "x" * 300, "h\udcff"])

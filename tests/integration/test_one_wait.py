@@ -20,7 +20,7 @@ from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.connector.held_cache import HeldCache
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from support.cache_server import running
 from support.cluster import Cluster
@@ -432,12 +432,11 @@ def test_over_a_cache_server_finding_and_loading_wait_once(
         assert shard.cache.clear(stores=False) == FEW
         assert client.contains(prompt(CHUNK, seed=99), timeout_s=LIMIT_S) == 0
         tier.learn(0, 0.1)
-        held = HeldCache(client, lookup_timeout_s=LIMIT_S, load_timeout_s=LIMIT_S)
         asked = replace(client._read(tokens), computed_tokens=2 * CHUNK)
         with counted.counting() as waits:
-            assert held.find(asked) == FEW
+            assert CacheFinder(client).find(asked) == FEW
             _, rest = asked.behind_computed()
-            with held.retrieve(rest) as hit:
+            with client.retrieve(rest) as hit:
                 pages = [bytes(page) for page in hit.pages]
             assert pages == [chunk.tobytes() for chunk in expected(tokens)[2:]]
         assert waits.depth == 1, waits.jobs

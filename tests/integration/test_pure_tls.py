@@ -193,12 +193,7 @@ def test_client_certificates(start: Start, certs: Certificates) -> None:
     with secured(server) as client:
         client.set("k", payload(MIB))
     locked = {"tls_cert_file": certs.locked.cert_file, "tls_key_file": certs.locked.key_file}
-    with secured(server, **locked, tls_key_password=certs.locked.key_password) as client:
-        assert client.exists("k")
-    for wrong in (None, "not-this-one"):
-        reason = refusal(secured(server, **locked, tls_key_password=wrong))
-        assert certs.locked.key_file in reason
-        assert "not-this-one" not in reason
+    assert certs.locked.key_file in refusal(secured(server, **locked))
     # In TLS 1.3 the alert races with what we send; the reason is told either way.
     without = {"tls": True, "tls_ca_file": certs.ca_file}
     for _ in range(20):

@@ -190,13 +190,13 @@ def test_values_that_are_not_what_they_were_are_not_loaded(
 WORKER = """
 import sys
 from kvferry import TieredCache, Identity, KVLayout
-from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 
 layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 with TieredCache(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:
     engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
-    finder = BackendFinder([engine])
+    finder = CacheFinder(engine)
     release_blocks = lambda: print("left alone", flush=True) is None
     answers = RankAnswers(address(sys.argv[1], 0), finder, None, release_blocks)
     print("ready", flush=True)

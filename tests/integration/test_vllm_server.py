@@ -17,8 +17,8 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.blocks.copier import BlockCopier
-from kvferry.integrations.vllm.connector.held_cache import HeldCache
 from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from support import clock
@@ -47,10 +47,12 @@ class Engine:
             layers=LAYERS, kv_heads=HEADS, head_dim=DIM, dtype="float32", chunk_size=CHUNK
         )
         identity = Identity(model="tiny", layout=layout, engine=f"{copier.name} {dtype}")
-        self.client = Client(identity, url, timeout_s=5.0)
-        self.held = HeldCache(self.client, lookup_timeout_s=2.0, load_timeout_s=5.0)
+        self.client = Client(
+            identity, url, timeout_s=5.0, lookup_timeout_s=2.0, retrieve_timeout_s=5.0
+        )
+        self.finder = CacheFinder(self.client)
         self.half = WorkerHalf(
-            self.held,
+            self.client,
             copier,
             chunk_blocks=CHUNK_BLOCKS,
             load_timeout_s=5.0,
@@ -100,11 +102,11 @@ def engines(url: str, count: int = 2, *, served: bool = True) -> Iterator[list[E
 
 def test_what_one_engine_saved_another_one_loads(tmp_path: Path) -> None:
     with running(tmp_path) as server, engines(server.config.endpoints[0]) as (one, other):
-        assert other.held.find(other.prompt()) == 0
+        assert other.finder.find(other.prompt()) == 0
         one.save([7, 2, 9, 4, 0, 11])
         assert one.done("saved_chunks") == 3
         before = other.client.stats()
-        assert other.held.find(other.prompt()) == 3
+        assert other.finder.find(other.prompt()) == 3
         assert other.load([1, 3, 5, 6, 8, 10]) == set()
         assert other.case.expected([1, 3, 5, 6, 8, 10]) == one.case.expected([7, 2, 9, 4, 0, 11])
         after = other.client.stats()
@@ -118,7 +120,7 @@ def test_what_one_engine_saved_another_one_loads(tmp_path: Path) -> None:
 def test_only_the_blocks_that_are_wanted_are_written(tmp_path: Path) -> None:
     with running(tmp_path) as server, engines(server.config.endpoints[0]) as (one, other):
         one.save([7, 2, 9, 4, 0, 11])
-        assert other.held.find(other.prompt()) == 3
+        assert other.finder.find(other.prompt()) == 3
         assert other.load([-1, 6, 8, -1], first=1) == set()
         assert other.case.expected([6, 8]) == one.case.expected([4, 0])
         assert not any(other.case.expected([0, 1, 2, 3, 4, 5, 7, 9, 10, 11]))
@@ -133,7 +135,7 @@ def test_what_is_held_is_not_evicted_by_others(tmp_path: Path) -> None:
         engines(server.config.endpoints[0]) as (one, other),
     ):
         one.save([7, 2, 9, 4, 0, 11])
-        assert other.held.find(other.prompt()) == 3
+        assert other.finder.find(other.prompt()) == 3
         for start in range(1, 20):  # others' chunks, more than there is room for
             tokens = [token + 1000 * start for token in range(CHUNK)]
             one.client.store(one.prompt(tokens), [bytes(size)])
@@ -146,16 +148,16 @@ def test_another_identity_finds_nothing(tmp_path: Path) -> None:
         one.save([7, 2, 9, 4, 0, 11])
         other = Engine(server.config.endpoints[0], zero=True, dtype="uint16")
         assert other.client.wait(10)
-        assert other.held.find(other.prompt()) == 0
+        assert other.finder.find(other.prompt()) == 0
         other.close()
 
 
 def test_without_a_server_nothing_waits(tmp_path: Path) -> None:
     with engines(f"ipc://{tmp_path}/nobody", 1, served=False) as (one,):
-        one.held.find(one.prompt())
+        one.finder.find(one.prompt())
         began = clock.now_s()
         for _ in range(100):
-            assert one.held.find(one.prompt()) == 0
+            assert one.finder.find(one.prompt()) == 0
         assert clock.now_s() - began < 1
         one.save([7, 2, 9, 4, 0, 11])
         assert one.done("shed_chunks") == 3
@@ -167,7 +169,7 @@ def test_a_server_that_dies_fails_the_blocks_and_is_used_again(tmp_path: Path, w
     blocks = [1, 3, 5, 6, 8, 10]
     with CacheServerProcess(tmp_path) as server, engines(server.endpoint) as (one, other):
         one.save([7, 2, 9, 4, 0, 11])
-        assert other.held.find(other.prompt()) == 3
+        assert other.finder.find(other.prompt()) == 3
         if when == "held":
             server.kill()
             until(lambda: not other.client.available, 10)
@@ -180,14 +182,14 @@ def test_a_server_that_dies_fails_the_blocks_and_is_used_again(tmp_path: Path, w
 
             other.half._copier.scatter = killing  # type: ignore[method-assign]
         assert other.load(blocks) == set(blocks)
-        assert other.held.find(other.prompt()) == 0
+        assert other.finder.find(other.prompt()) == 0
         server.start()
         until(lambda: one.client.available and other.client.available, 20)
-        assert other.held.find(other.prompt()) == 0
+        assert other.finder.find(other.prompt()) == 0
         one.save([7, 2, 9, 4, 0, 11])
         if when == "loading":
             other.half._copier.scatter = scatter  # type: ignore[method-assign]
-        assert other.held.find(other.prompt()) == 3
+        assert other.finder.find(other.prompt()) == 3
         assert other.load(blocks) == set()
         assert other.case.expected(blocks) == one.case.expected([7, 2, 9, 4, 0, 11])
 
@@ -195,16 +197,16 @@ def test_a_server_that_dies_fails_the_blocks_and_is_used_again(tmp_path: Path, w
 def test_a_server_that_hangs_costs_one_look_up(tmp_path: Path) -> None:
     with CacheServerProcess(tmp_path) as server, engines(server.endpoint, 1) as (one,):
         one.save([7, 2, 9, 4, 0, 11])
-        assert one.held.find(one.prompt()) == 3
+        assert one.finder.find(one.prompt()) == 3
         assert one.load([7, 2, 9, 4, 0, 11]) == set()
-        one.held._lookup_timeout_s = 0.04
+        one.client._lookup_timeout_s = 0.04
         server.signal(signal.SIGSTOP)
         try:
             began = clock.now_s()
             for _ in range(100):
-                assert one.held.find(one.prompt()) == 0
+                assert one.finder.find(one.prompt()) == 0
             assert clock.now_s() - began < 2, "all of them would take four seconds"
         finally:
             server.signal(signal.SIGCONT)
-        one.held._lookup_timeout_s = 2.0
-        until(lambda: one.held.find(one.prompt()) == 3, 20)
+        one.client._lookup_timeout_s = 2.0
+        until(lambda: one.finder.find(one.prompt()) == 3, 20)

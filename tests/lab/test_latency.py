@@ -257,9 +257,7 @@ def test_the_cells_before_a_server_was_lost_are_kept(tmp_path: Path) -> None:
             if "2 at a time" in text:
                 server.kill()
 
-        report = run_latency(
-            plan, link="auto", store_url=None, listen_port=None, command="x", say=say
-        )
+        report = run_latency(plan, link="auto", store_url=None, listen_port=None, say=say)
     assert [(row.concurrency, row.failed) for row in report.rows] == [(1, 0), (2, 1)]
     assert server.url in report.stopped
     report.write(tmp_path / "result")
@@ -271,7 +269,7 @@ def test_the_cells_before_a_server_was_lost_are_kept(tmp_path: Path) -> None:
     ("words", "why"),
     [
         (["--clients", "theirs"], "--clients: theirs is none of ours"),
-        (["--rtt-ms", "0,far"], "is no list of times"),
+        (["--rtt-ms", "0,far"], "is no list like 0,10,50"),
         (["--store", "redis://localhost"], "are for a server at --base-url"),
         (["--base-url", "http://localhost:1/v1"], "name one --rtt-ms"),
         (["--base-url", "http://localhost:1/v1", "--listen", "7000"], "belong together"),

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvferry.cli.main import main
-from kvferry_lab.serve.run import ServeSettings
+from kvferry_lab.serve.run import layout_of, transformer_of
+from kvferry_lab.serve.serve_settings import ServeSettings
 from lab.conftest import CHUNK, PACE
 from support.serve_demo import DemoServer
 from support.servers import TestServer
@@ -259,5 +260,5 @@ def test_what_cannot_be_is_a_usage_error(words: tuple[str, ...]) -> None:
 
 def test_kv_has_the_size_of_a_model_that_has_a_name() -> None:
     settings = ServeSettings(model="llama-3.1-8b")
-    layout = settings.layout(settings.transformer(256))
+    layout = layout_of(settings, transformer_of(settings, 256))
     assert layout.chunk_bytes == 256 * 131_072

@@ -26,7 +26,7 @@ def settings_of(certs: Certificates, **settings: Any) -> NodeSettings:
         **{
             "listen": ("127.0.0.1:0",),
             "size_gb": 0.1,
-            "prefault": False,
+            "tuning": {"prefault": False},
             "tls_cert_file": certs.server.cert_file,
             "tls_key_file": certs.server.key_file,
             "tls_ca_file": certs.ca_file,

@@ -21,8 +21,7 @@ from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.store import process_breaks
-from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status

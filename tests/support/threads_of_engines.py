@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from kvferry.base.threads import Workers
 from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.blocks import cuda_blocks
 from kvferry.integrations.vllm.connector import ranks as of_ranks
-from kvferry.integrations.vllm.connector.held_cache import HeldCache
 from kvferry.integrations.vllm.connector.interfaces import Work
 from kvferry.integrations.vllm.connector.lookup_threads import Questions
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address, ask_text
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
-from kvferry.metrics import CacheMetrics
 from support.stamps import until
 from support.thread_faults import LIMIT_S, Fault, scenario
 from support.vllm_shapes import PlainCopier
@@ -191,87 +189,6 @@ def telling_a_rank_of_a_clear_fails(fault: Fault) -> None:
     ranks.close()
     for side in sides:
         side.close()
-
-
-# --- Over a cache server ---
-
-
-class Served:
-    """A client of a cache server, as `HeldCache` uses it."""
-
-    available = True
-    metrics = CacheMetrics()
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def expect_prefill(self, *speed: Any) -> None:
-        self.told.append(speed)
-
-    def counted(self, *counts: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@scenario("speed")
-def telling_the_server_of_our_speed_fails(fault: Fault) -> None:
-    """Steps go on, and it is told later."""
-    served, now = Served(), [0.0]
-    served.expect_prefill = fault(served.expect_prefill)  # type: ignore[method-assign]
-    held = HeldCache(
-        cast(Any, served), lookup_timeout_s=None, load_timeout_s=1.0, clock=lambda: now[0]
-    )
-    with closing(held):
-        held.observe_step(512, 512**2, 0, 0.1)
-        fault.met()
-        fault.over()
-        now[0] += 60
-        held.observe_step(4096, 4096**2, 0, 9.0)
-        until(lambda: bool(served.told), LIMIT_S)
-
-
-class Hit:
-    """Pages that are held."""
-
-    def __init__(self, release: Any) -> None:
-        self.release = release
-
-
-@scenario("holds")
-def letting_go_of_a_hold_fails(fault: Fault) -> None:
-    """The others are let go, and later ones too."""
-    from kvferry.integrations.vllm.connector.held_cache import _Hold
-
-    gone: list[int] = []
-    held = HeldCache(cast(Any, Served()), lookup_timeout_s=None, load_timeout_s=1.0)
-    with closing(held):
-        with held._changed:
-            held._holds = {
-                b"0": _Hold(0, HASH, cast(Any, Hit(fault())), 0.0),
-                b"1": _Hold(0, HASH, cast(Any, Hit(lambda: gone.append(1))), 0.0),
-            }
-            held._start_sweeper()
-        until(lambda: gone == [1], LIMIT_S)
-        with held._changed:
-            held._holds[b"2"] = _Hold(0, HASH, cast(Any, Hit(lambda: gone.append(2))), 0.0)
-            held._start_sweeper()
-        until(lambda: gone == [1, 2], LIMIT_S)
-
-
-@scenario("holds")
-def looking_after_holds_fails(fault: Fault) -> None:
-    from kvferry.integrations.vllm.connector.held_cache import _Hold
-
-    gone: list[int] = []
-    fault.breaks(HeldCache, "_drop")
-    held = HeldCache(cast(Any, Served()), lookup_timeout_s=None, load_timeout_s=1.0)
-    with held._changed:
-        held._holds = {b"1": _Hold(0, HASH, cast(Any, Hit(lambda: gone.append(1))), 0.0)}
-        held._start_sweeper()
-    fault.met(2)
-    fault.over()
-    until(lambda: gone == [1], LIMIT_S)
-    held.close()
 
 
 # --- Others ---

@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.integrations.vllm.connector.finder import BackendFinder
 from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support import clock
@@ -35,7 +35,7 @@ class Vllm:
             **settings,
         }
         self.engine = TieredCache(Identity(model="halves", layout=LAYOUT), **given)
-        self.finder = BackendFinder([self.engine])
+        self.finder = CacheFinder(self.engine)
         self.scheduler = SchedulerHalf(
             self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=SOON_S
         )

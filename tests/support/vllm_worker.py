@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
@@ -44,8 +44,8 @@ class Cache:
         self.steps: list[tuple[int, int, int, float]] = []
         self.prompts: list[Any] = []
 
-    def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
-        return self.engine.lookup(tokens, timeout_s=timeout_s)
+    def lookup(self, tokens: Any, **options: Any) -> Any:
+        return self.engine.lookup(tokens, **options)
 
     def retrieve(
         self, tokens: Any, into: Any = None, *, limit_tokens: Any = None, timeout_s: Any = None
@@ -91,7 +91,7 @@ class Cache:
 
 def half_of(cache: Cache, copier: Any, **settings: Any) -> WorkerHalf:
     settings = {"load_timeout_s": 30.0, "chunk_blocks": 2, **settings}
-    return WorkerHalf(cache, copier, **settings)
+    return WorkerHalf(cast(Any, cache), copier, **settings)
 
 
 def plain() -> PlainCopier:

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import bars, calls, report, rival, tls, trust
+from benchmarks import bars, report, rival
 from benchmarks.bars import Bar, Lab, Target, run_bars
-from benchmarks.caller import TimedCall
 from kvferry.base.errors import UnavailableError, UsageError
-from kvferry.client.batch import Status
 from kvferry_lab.bench.intervals import Interval
 
 AT_LEAST = Target(">=", 0.97, "x floor")
@@ -47,28 +45,6 @@ def test_what_was_skipped_neither_holds_nor_falls_short() -> None:
     assert "1 of 1 bars hold, 1 skipped" in said
 
 
-def test_tls_is_skipped_with_a_reason_where_no_server_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tls, "has_tls", lambda path: False)
-    (bar,) = run_bars([tls.tls_values], Lab(quick=True))
-    assert bar.skipped
-    assert "install redis-server 7" in bar.why()
-
-
-def test_a_call_that_was_not_refused_at_once_leaves_no_figure() -> None:
-    def call(wall_s: float, status: Status) -> TimedCall:
-        return TimedCall("get", 0.0, wall_s, 1.0, True, range(2), bytes([status, status]))
-
-    refused = [call(0.001 * number, Status.UNAVAILABLE) for number in range(1, 101)]
-    bar = trust.refusals("Valkey 9", refused)
-    assert bar.value == pytest.approx(99)
-    assert not bar.holds
-    bar = trust.refusals("Valkey 9", [*refused, call(0.001, Status.TIMEOUT)])
-    assert bar.value is None
-    assert bar.why() == "1 of 101 calls had another outcome"
-
-
 def test_the_longest_known_reason_is_shown_for_a_shortfall_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,7 +74,6 @@ def test_groups_are_chosen_by_name() -> None:
     assert [g.__name__ for g in report.select(["distant", "memory"])] == [
         "distant_exists",
         "distant_get",
-        "memory_growth",
         "engine_memory",
     ]
     assert report.select([]) == list(report.GROUPS)
@@ -133,9 +108,3 @@ def test_without_lmcache_its_bars_are_skipped_and_say_how_to_have_it(
     (bar,) = run_bars([rival.rival_client], Lab(quick=True))
     assert bar.skipped
     assert "engine_lane vllm-lmcache" in bar.why()
-
-
-def test_system_calls_are_skipped_without_perf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(calls.CallCounter.Missing, match="not on PATH"):
-        calls.CallCounter()

@@ -12,7 +12,6 @@ from kvferry.base.errors import UsageError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import NotMeasured, redis_arguments
 from kvferry_lab.bench.clients import config_url, open_client
-from kvferry_lab.bench.programs import FloorProcess, ProgramError
 
 pytestmark = pytest.mark.presence
 
@@ -22,7 +21,6 @@ TLS: dict[str, Any] = {
     "tls_ca_file": "/certificates/a b&c.pem",
     "tls_cert_file": "/certificates/mine.pem",
     "tls_key_file": "/certificates/mine.key",
-    "tls_key_password": AWKWARD,
     "tls_server_name": "cache.test",
     "tls_verify": "ca",
 }
@@ -30,7 +28,7 @@ CONFIGS = [
     ClientConfig(),
     ClientConfig(host="::1", port=7000, db=3, username="us er", password=AWKWARD),
     ClientConfig(unix_path="/tmp/a b?c.sock", db=2, password=AWKWARD, timeout_s=0.25),
-    ClientConfig(host="cache", connections=3, client_name=""),
+    ClientConfig(host="cache", connections=3),
     ClientConfig(host="cache", **TLS),
     ClientConfig(host="one", topology="cluster", nodes=("two:7001", "[::2]:7002")),
     ClientConfig(host="one", topology="cluster", read_from="az", availability_zone="z 1", **TLS),
@@ -68,7 +66,6 @@ def test_redis_py_is_told_of_tls() -> None:
         config.tls_cert_file,
         config.tls_key_file,
     )
-    assert found["ssl_password"] == AWKWARD
     assert (found["ssl_cert_reqs"], found["ssl_check_hostname"]) == ("required", False)
     assert found["ssl_min_version"] is ssl.TLSVersion.TLSv1_2
     assert "ssl" not in redis_arguments(ClientConfig(host="cache"))
@@ -78,11 +75,9 @@ def test_what_a_client_cannot_be_told_is_said() -> None:
     with pytest.raises(NotMeasured, match="tls_server_name"):
         open_client("redis-py", ClientConfig(host="cache", **TLS))
     cluster = ClientConfig(host="cache", topology="cluster")
-    for kind in ("redis-py-async", "glide", "lmcache", "memtier"):
+    for kind in ("redis-py-async", "glide", "lmcache"):
         with pytest.raises(NotMeasured, match="not on a cluster"):
             open_client(kind, cluster)
-    for kind in ("glide", "lmcache", "memtier"):
+    for kind in ("glide", "lmcache"):
         with pytest.raises(NotMeasured, match="without TLS only"):
             open_client(kind, ClientConfig(tls=True))
-    with pytest.raises(ProgramError, match="has a password"):
-        FloorProcess(ClientConfig(**TLS), op="get", size_bytes=1, connections=1, ops=1)

@@ -1,4 +1,4 @@
-"""What the bars of the cache and the engine stand on: a made trace, plain files, checked bytes."""
+"""What the bars of the cache and the engine stand on: plain files, checked bytes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,8 @@ import pytest
 
 from benchmarks.bars import Lab
 from benchmarks.files import SequentialFile
-from benchmarks.hits import hit_rates, made_trace
 from benchmarks.prompt import FRAME_BYTES, PromptKV
 from kvferry.base.errors import CorruptError
-from kvferry_lab.trace.replay import replay
-
-EXTRACT = Path(__file__).parents[1] / "data" / "traces" / "mooncake_conversation.jsonl.gz"
-
-
-def test_a_made_trace_is_the_same_everywhere_and_tells_capacities_and_orders_apart() -> None:
-    trace = made_trace(1000)
-    assert trace.requests == made_trace(1000).requests != made_trace(1000, seed=21).requests
-    assert len(trace.requests) == 1000
-    assert trace.distinct + trace.block_hits_max == trace.chunks
-    few, many = (replay(trace, "LRU", trace.distinct // part).prefix_hit_rate for part in (64, 4))
-    assert 0 < few < many - 0.05
-    plain = replay(trace, "LRU", trace.distinct // 64, leaf_first=False)
-    assert plain.prefix_hit_rate < few
-
-
-def test_hit_rates_are_those_of_the_trace_that_is_given() -> None:
-    bars = list(hit_rates(Lab(quick=True, trace=EXTRACT)))
-    assert all(EXTRACT.name in bar.name for bar in bars)
-    assert [bar.name for bar in bars if bar.falls_short] == []
-    assert any(bar.name.startswith("leaf-first against plain") and bar.holds for bar in bars)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

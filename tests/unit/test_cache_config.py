@@ -12,6 +12,7 @@ import pytest
 import kvferry
 from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig
+from kvferry.config.cache import read_calibration
 from kvferry.config.setting import specs
 from support.config import SECRET, message
 
@@ -24,7 +25,6 @@ def test_defaults_are_those_of_the_field() -> None:
     assert (config.retrieve_timeout_s, config.lookup_timeout_s) == (10.0, None)
     assert config.stores == ()
     assert config.l1_bytes == 5 * 2**30
-    assert config.prefill is None
     assert repr(config) == "CacheConfig()"
     assert kvferry.CacheConfig is CacheConfig
     assert kvferry.StoreConfig is StoreConfig
@@ -82,19 +82,18 @@ def test_policies_may_be_spelled_as_people_do(text: str) -> None:
     assert CacheConfig(**settings).eviction_policy == "S3-FIFO"
 
 
-def test_prefill_comes_from_a_file(tmp_path: Path) -> None:
+def test_a_calibration_is_read_strictly(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     numbers = {"a_s": 0.01, "c_s_per_token": 4e-5, "d_s_per_token2": 1e-10}
     file.write_text(json.dumps({**numbers, "gpu": "h100"}))
-    config = CacheConfig(prefill_calibration_file=str(file))
-    assert config.prefill == (0.01, 4e-5, 1e-10)
+    assert read_calibration(file) == (0.01, 4e-5, 1e-10)
     for content in ("", "[]", "{", '{"a_s": 1}', json.dumps({**numbers, "a_s": -1})):
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"calibration\.json"):
-            _ = config.prefill
+            read_calibration(file)
     file.unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        _ = config.prefill
+        read_calibration(file)
 
 
 def test_stores_have_names_of_their_own() -> None:
@@ -184,11 +183,9 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
     }
     memory = {"type": "memory", "capacity_gb": 1.0}
     assert spec(type="memory", max_capacity_gb=1, name="fast") == memory
-    assert spec(type="memory", max_capacity_gb=1, shared_name="s") == {**memory, "name": "s"}
     assert spec(type="plugin", module_path="m", class_name="C", params={"a": 1}) == {
         "type": "plugin",
-        "module_path": "m",
-        "class_name": "C",
+        "module_path": "m:C",
         "params": {"a": 1},
     }
 
@@ -209,7 +206,7 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
             {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "data"},
             "fsync is gone",
         ),
-        ({"type": "plugin", "module_path": "m"}, "needs class_name"),
+        ({"type": "plugin", "module_path": "m"}, "with class_name"),
         ({"type": "plugin", "module_path": "m", "class_name": "C", "url": "redis://h"}, "url"),
         ({"type": "redis", "path": "/x"}, "path is set without type='file'"),
         ({"type": "redis", "url": f"redis://:{SECRET}@h:x"}, "malformed"),

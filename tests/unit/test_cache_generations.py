@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kvferry.base.threads import failures
-from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.chunks.generation import Mark
 from support.stamps import until
 

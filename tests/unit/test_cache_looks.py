@@ -11,8 +11,8 @@ import pytest
 from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.flow import Flow
 from kvferry.cache.load.loader import Load, Part, RunningLoads
-from kvferry.cache.load.pending import PendingLoads
 from kvferry.cache.load.wait_budget import NOTHING_KNOWN, RunningLoad, WaitBudget
+from kvferry.cache.load.window import PendingLoads
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.cache.steps import finish
 from kvferry.cache.store.tier import Tier

@@ -22,7 +22,7 @@ from kvferry.cache.load import background_loads, loader, loss_warnings, retrieve
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store import late_answers, tier
+from kvferry.cache.store import store_answers, tier
 from kvferry.cache.store.tier import Tier
 from kvferry.chunks.prompt import Prompt, read_prompt
 from support.timed_store import FakeClock, TimedStore
@@ -50,7 +50,7 @@ class Bench:
         self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
         loads = (background_loads, loader, loss_warnings, retriever, window)
-        for module in (*loads, late_answers, tier):
+        for module in (*loads, store_answers, tier):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)
         self.store.pages_on_demand = on_demand

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kvferry.base.errors import UnavailableError
-from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.chunks import generation
 from kvferry.chunks.generation import Mark
 

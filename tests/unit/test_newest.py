@@ -9,7 +9,7 @@ import pytest
 
 from kvferry.cache.steps import finish
 from kvferry.cache.store import process_breaks
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark
 from kvferry.chunks.generation import MARK_BYTES, Mark, drawn, drawn_here, named
 from kvferry.client.batch import Status
 from kvferry.sharing.controller.members import Marks

@@ -36,7 +36,6 @@ def refused(call: Callable[[], object], error: type[Exception] = errors.ConfigEr
     [
         {"password": LONG},
         {"username": LONG, "password": "secret"},
-        {"client_name": LONG},
         {"topology": "sentinel", "sentinel_master": "m", "sentinel_password": LONG},
         {"presence_prefix": "p" * 513},
         {"host": LONG},
@@ -53,7 +52,7 @@ def test_words_that_cannot_be_sent_are_refused_at_construction(
 
 def test_words_at_the_limit_are_taken() -> None:
     most = "x" * 16_384
-    ClientConfig(username=most, password=most, client_name=most)
+    ClientConfig(username=most, password=most)
     Credentials(most, most)
 
 

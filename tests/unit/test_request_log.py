@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.results import RequestLog
 from support.engines import CHUNK, expected, memory_store, open_engine, prompt
 
 LOG = logging.getLogger("kvferry.tests.told")

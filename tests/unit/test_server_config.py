@@ -185,11 +185,11 @@ ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "memory", "max_capacity_gb": 1}, {"type": "memory"}),
     (
         {"type": "plugin", "module_path": "m", "class_name": "C", "params": {"a": 1}},
-        {"module_path": "m", "class_name": "C", "params": {"a": 1}},
+        {"module_path": "m:C", "params": {"a": 1}},
     ),
     (
         {"type": "native_plugin", "module_path": "m:C", "adapter_params": {"a": 1}},
-        {"type": "native_plugin", "class_name": "C", "params": {"a": 1}},
+        {"type": "native_plugin", "module_path": "m:C", "params": {"a": 1}},
     ),
 ]
 
@@ -268,20 +268,20 @@ LISTENING: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("given", "endpoints"), LISTENING)
 def test_where_engines_connect(given: dict[str, Any], endpoints: tuple[str, ...]) -> None:
-    assert load(**given).endpoints == endpoints
+    made = ServerConfig(**given) if "endpoints" in given else load(**given)
+    assert made.endpoints == endpoints
 
 
-def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]) -> None:
-    path = file("server: {endpoints: ['tcp://127.0.0.1:1', 'ipc:///a']}")
-    assert load(path).endpoints == ("tcp://127.0.0.1:1", "ipc:///a")
-    assert load(path, port=7).endpoints == ("tcp://127.0.0.1:7",)
-    assert load(path, {"KVFERRY_SERVER_PORT": "7"}).endpoints == load(path).endpoints
+def test_parts_of_listening_are_settings_like_others(file: Callable[[str], Path]) -> None:
     path = file("server: {port: 7}")
-    assert load(path, endpoints=["ipc:///b"]).endpoints == ("ipc:///b",)
+    assert load(path, ipc="/a").endpoints == ("tcp://127.0.0.1:7", "ipc:///a")
+    assert load(path, {"KVFERRY_SERVER_IPC": "/a"}, tcp=False).endpoints == ("ipc:///a",)
+    path = file("server: {endpoints: ['ipc:///a']}")
+    assert "endpoints is gone: use host, port and ipc" in message(load, path)
 
 
 def test_beyond_this_host_it_takes_a_token() -> None:
-    assert "token_file" in message(load, endpoints=["tcp://*:5555"])
+    assert "token_file" in message(ServerConfig, endpoints=["tcp://*:5555"])
     for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
         assert "token_file" in message(load, host=host)
         assert load(host=host, token="t").token == "t"
@@ -345,7 +345,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"endpoints": ["tcp://cache-1:1"]}, "no name"),
     ({"endpoints": ["ipc://@abstract"]}, "absolute path"),
     ({"endpoints": ["ipc:///a", "ipc:///a"]}, "twice"),
-    ({"endpoints": ["ipc:///a"], "port": 3}, "the same; keep one"),
     ({"http_port": -1}, "http_port=-1"),
     ({"http_token": f"{SECRET} "}, "http_token is not valid"),
     ({"token": f"{SECRET} "}, "token is not valid"),
@@ -365,7 +364,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda v: str(v)[:40])
 def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
-    assert said in message(load, None, {}, **given)
+    assert said in message(ServerConfig if "endpoints" in given else load, **given)
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED["server"]))

@@ -15,7 +15,7 @@ from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import Dispatcher, Later
 from kvferry.server.loop.wait_queue import WaitQueue
-from kvferry.server.sessions.notifying_connector import NotifyingConnector
+from kvferry.server.sessions.shard import NotifyingConnector
 from support.engines import LAYOUT, memory_store
 from support.stamps import until
 

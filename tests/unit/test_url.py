@@ -34,13 +34,12 @@ SENTINEL: dict[str, Any] = {"topology": "sentinel", "port": 26379, "sentinel_mas
             {"host": "h", "username": "a@b", "password": "p/w?#%:"},
         ),
         (
-            "redis://h?connections=4&timeout_s=2&ttl_s=60.5&client_name=me",
+            "redis://h?connections=4&timeout_s=2&ttl_s=60.5",
             {
                 "host": "h",
                 "connections": 4,
                 "timeout_s": 2.0,
                 "ttl_s": 60.5,
-                "client_name": "me",
             },
         ),
         ("rediss://cache-1", {"host": "cache-1", "tls": True}),

@@ -16,9 +16,8 @@ from kvferry.base.errors import ClosedError, UsageError
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.connector import ranks
 from kvferry.integrations.vllm.connector.explain import explained, running, teller
-from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
-from kvferry.metrics import CacheMetrics
 from support.clock import now_s
 from support.stamps import until
 
@@ -33,9 +32,9 @@ class Cache:
         self.asks_stores = True
         self.limits: list[float | None] = []
         self.error: Exception | None = None
-        self.metrics = CacheMetrics()
 
-    def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
+    def lookup(self, tokens: Any, *, timeout_s: float | None = None, lease: bool = False) -> Any:
+        assert lease
         self.limits.append(timeout_s)
         if self.error is not None:
             raise self.error
@@ -50,23 +49,21 @@ class Cache:
         return 1
 
 
-def finder_of(*caches: Cache) -> BackendFinder:
-    return BackendFinder(caches)  # type: ignore[arg-type]
+def finder_of(cache: Cache) -> CacheFinder:
+    return CacheFinder(cache)  # type: ignore[arg-type]
 
 
 def test_what_is_not_found_is_a_miss_beyond_what_the_engine_has() -> None:
-    cache = Cache(3)
-    assert finder_of(cache).find(PROMPT) == 3
-    taken = cache.metrics.snapshot()
-    assert taken["kvferry_tokens_requested_total"] == 7 * 8
-    assert taken["kvferry_missed_chunks_total"]["deadline"] == 7
-    assert finder_of(cache).find(replace(PROMPT, computed_tokens=72)) == 3
-    assert cache.metrics.snapshot()["kvferry_missed_chunks_total"]["deadline"] == 8
-
-
-def test_the_smallest_answer_counts() -> None:
-    finder = finder_of(Cache(5), Cache(2, 3), Cache(9))
-    assert finder.find(PROMPT) == 3
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
+    with TieredCache(Identity(model="misses", layout=layout), max_local_cpu_size=0.001) as engine:
+        engine.store(list(range(24)), [bytes(layout.chunk_bytes)] * 3)
+        assert CacheFinder(engine).find(PROMPT) == 3
+        taken = engine.metrics.snapshot()
+        assert taken["kvferry_tokens_requested_total"] == 7 * 8
+        assert taken["kvferry_missed_chunks_total"]["never_stored"] == 7
+        known = replace(PROMPT, computed_tokens=72)
+        assert CacheFinder(engine).find(known) == 9
+        assert engine.metrics.snapshot()["kvferry_missed_chunks_total"]["never_stored"] == 8
 
 
 def test_what_is_quicker_computed_is_not_promised() -> None:
@@ -81,14 +78,14 @@ def test_the_cache_says_how_long_its_stores_are_worth_waiting_for() -> None:
 
 
 def test_without_a_store_to_wait_for_the_answer_is_there_at_once() -> None:
-    first, second = Cache(memory=5, store=9), Cache(memory=2, store=9)
-    finder = finder_of(first, second)
-    first.asks_stores = False
-    assert finder.now(PROMPT) is None, "the other one has a store to ask"
-    assert not first.limits
-    second.asks_stores = False
+    cache = Cache(memory=2, store=9)
+    finder = finder_of(cache)
+    assert finder.now(PROMPT) is None, "there is a store to ask"
+    assert not cache.limits
+    cache.asks_stores = False
     assert finder.now(PROMPT) == 2
-    assert first.limits == second.limits == [0.0]
+    assert finder.now(replace(PROMPT, source=("h", 1))) is None, "it names a node"
+    assert cache.limits == [0.0]
 
 
 def test_a_cache_that_is_closed_has_nothing() -> None:
@@ -406,7 +403,7 @@ def test_a_prompt_is_explained_by_the_engines_that_run(engine_id: str) -> None:
     with TieredCache(
         Identity(model="explained", layout=layout), max_local_cpu_size=0.001
     ) as engine:
-        answers = RankAnswers(address(engine_id, 0), BackendFinder([engine]), teller(engine))
+        answers = RankAnswers(address(engine_id, 0), CacheFinder(engine), teller(engine))
         try:
             engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
             assert address(engine_id, 0) in running()

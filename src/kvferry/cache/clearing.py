@@ -17,12 +17,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.chunks.generation import (
     after_clear,
@@ -58,7 +58,7 @@ class Clearing:
     def __init__(self, memory: Memory, weights_version: str) -> None:
         self.tiers: Sequence[StoreTier] = ()
         self.newest = NewestMark(self._renewed)
-        self.unopened: Mapping[str, str] = {}
+        self.unopened: dict[str, str] = {}
         self.sharing: Callable[[], str] | None = None
         self._memory = memory
         self._own = named(weights_version)

@@ -20,10 +20,22 @@ from kvferry.base.errors import BadBufferError, ConfigError, UsageError
 from kvferry.base.host import available_memory_bytes
 from kvferry.cache.steps import Steps, Wait
 from kvferry.chunks.prompt import Prompt
+from kvferry.client.buffers import check_targets, writable
 from kvferry.client.dlpack import view_memory
 from kvferry.config.setting import GB
+from kvferry.connectors.base import BufferLike
 
-__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
+__all__ = [
+    "HERE",
+    "STATES",
+    "ChunkView",
+    "Memory",
+    "PagesGone",
+    "Reserved",
+    "check_lengths",
+    "targets",
+    "wanted_chunks",
+]
 
 LEASE_S = 120.0  # of pages; a lease that was not released by then was forgotten
 _FREE_PART = 0.9  # of the free memory of a host, that an error advises: others need some, too
@@ -283,3 +295,49 @@ class _Change:
     @property
     def done(self) -> bool:
         return self._done()
+
+
+def wanted_chunks(prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> int:
+    """How many chunks are to be stored from `first_chunk` on: one for each buffer.
+
+    Raises:
+        UsageError: The number of buffers is another one.
+    """
+    if not first_chunk >= 0:
+        raise UsageError(f"first_chunk must not be negative, got {first_chunk}")
+    wanted = max(0, prompt.chunks - first_chunk)
+    if len(chunks) != wanted:
+        raise UsageError(
+            f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
+        )
+    return wanted
+
+
+def targets(prompt: Prompt, into: Sequence[BufferLike], chunk_bytes: int) -> list[memoryview]:
+    """A writable buffer for each chunk of a prompt.
+
+    Raises:
+        UsageError: There are too few.
+        BadBufferError: One is read-only, not contiguous, or of another length, or two overlap.
+    """
+    if len(into) < prompt.chunks:
+        raise UsageError(
+            f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
+        )
+    views = check_lengths([writable(buffer) for buffer in into[: prompt.chunks]], chunk_bytes)
+    check_targets(views)
+    return views
+
+
+def check_lengths(views: list[memoryview], chunk_bytes: int) -> list[memoryview]:
+    """The same buffers, each as long as a chunk.
+
+    Raises:
+        BadBufferError: One is not.
+    """
+    for index, view in enumerate(views):
+        if view.nbytes != chunk_bytes:
+            raise BadBufferError(
+                f"buffer {index} has {view.nbytes} bytes; a chunk has {chunk_bytes}"
+            )
+    return views

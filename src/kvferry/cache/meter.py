@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.retriever import Gathered
 from kvferry.cache.memory import Memory
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.results import RequestLog
 from kvferry.cache.store.store_tiers import MEMORY, StoreTier
 from kvferry.cache.storer import Receipt, Receipts
 from kvferry.chunks.prompt import Prompt

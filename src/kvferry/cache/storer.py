@@ -22,8 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvferry.cache.caller_buffers import wanted_chunks
-from kvferry.cache.memory import Memory, PagesGone, Reserved
+from kvferry.cache.memory import Memory, PagesGone, Reserved, wanted_chunks
 from kvferry.cache.results import Stored
 from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.cache.store.writer import Hold, WriteJob

@@ -6,43 +6,35 @@
         with cache.retrieve(tokens) as hit:      # the longest prefix that pays
             use(hit.tokens, hit.arrays)
 
-One cache holds the KV of one shard of one model, for one tenant (`salt`). Any number of threads
-may use it. What its calls promise:
-
-- Every call ends within a stated time; what has arrived by then is the answer, and a miss always is
-  one. No fault of a store is an exception.
-- Bytes are those that were stored under this identity for exactly this prefix, or there are none.
-- `store` returns when the caller's buffers may be reused. Stores get the chunks behind it; what
-  they cannot take in time is dropped and counted, and never keeps anybody waiting.
-- What was stored can be retrieved at once, whether stores have it yet or not.
+What its calls promise is said by `kvferry.cache.interface`.
 
 The class reads prompts, checks limits of time, and passes on; what it passes to is put together
 when it is made: `Memory` and the `StoreTier` of each store, the `Reader` over the `Retriever` that
 asks and loads, the `Storer` that writes, `Clearing`, which knows the generation in force,
 `Learning`, which knows what computing takes, and the `Meter` that counts. Instances that share are
 above: `kvferry.sharing` sets the hook `TieredCache.sharing`.
-
-After a fork the child has to open a cache of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol
 
-from kvferry.base.errors import ClosedError, ConfigError
+from typing_extensions import override
+
+from kvferry.base.errors import ConfigError
 from kvferry.base.threads import Workers
 from kvferry.cache.clearing import Clearing, check_clear, without_chunks
 from kvferry.cache.cost.learning import Learning
-from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.explain import Explanation, explain_prompt
+from kvferry.cache.interface import FLUSH_S, Cache
 from kvferry.cache.load.reader import Reader
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.memory import Memory
@@ -53,24 +45,19 @@ from kvferry.cache.store.store_tiers import MEMORY, StoreTier, open_tiers
 from kvferry.cache.storer import Storer
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.prompt import Prompt, Tokens, read_prompt
-from kvferry.config import CacheConfig, chosen_config
+from kvferry.config import CacheConfig, StoreConfig, chosen_config
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.connectors.serde import FP8, with_fp8
 from kvferry.metrics import CacheMetrics
 
 __all__ = ["NamedSources", "SharingHooks", "TieredCache"]
 
-T = TypeVar("T")
-
-FLUSH_S = 5.0
 _KEEP_LEARNT_S = 1.0  # that keeping the learnt coefficients may take at the end
 _open: weakref.WeakSet[TieredCache] = weakref.WeakSet()
 
 
 class NamedSources(Protocol):
     """Nodes that prompts name; see `kvferry.sharing.peers.named_nodes`."""
-
-    prepare: Callable[[StoreTier], object]
 
     def of(self, prompt: Prompt) -> Sequence[StoreTier]:
         """The node that a prompt names."""
@@ -82,7 +69,7 @@ class NamedSources(Protocol):
 class SharingHooks(Protocol):
     """How a cache takes part in sharing, if its settings say so; `kvferry.sharing` sets it."""
 
-    def join(self, cache: TieredCache) -> None:
+    def join(self, cache: TieredCache, rank: int | None) -> None:
         """The cache takes part."""
 
     def leave(self, cache: TieredCache) -> None:
@@ -92,7 +79,7 @@ class SharingHooks(Protocol):
         """The nodes that prompts of the cache name."""
 
 
-class TieredCache:
+class TieredCache(Cache):
     """A tiered cache of the KV of one shard of one model.
 
     Args:
@@ -103,7 +90,10 @@ class TieredCache:
         connectors: Stores that are open already, by name, behind those of `config`. They are closed
             with the cache.
         memory: Where chunks lie, if it is not the cache's own; see `kvferry.cache.memory`.
-        open_stores: False: somebody else opens those of `config`, and adds them to `tiers`.
+        open_stores: False: those of `config` are opened later, each by `open_store`.
+        background: Does steps that nobody waits for; default: in the cache's threads.
+        wraps: Each store's connector is used through what this makes of it.
+        labels: Of its metrics.
         **settings: Single settings, which win over `config`, e.g. `remote_url`,
             `max_local_cpu_size`.
 
@@ -112,18 +102,16 @@ class TieredCache:
             memory.
 
     Attributes:
-        config, identity, layout: What it was made of.
+        config: What it was made of.
         memory: Pages, and the index of what lies in them.
         tiers: The stores, in the order in which they are asked; peers in front.
-        metrics: What is counted.
         clearing: The generation in force, and what ends it.
         learning, prefill: What computing takes, and the model of it.
         cost_prefill: The model as decisions see it; without a say for the cost model nothing is
             known of computing, and all that is there is loaded.
         reader, storer: The halves that load and write.
         named: Nodes that prompts name; None: the settings allow none.
-        in_background: Does steps that nobody waits for, in the cache's threads unless whoever has
-            something better sets it.
+        wraps: As given.
         sharing: How caches take part in sharing; None: `kvferry.sharing` is not imported.
     """
 
@@ -138,19 +126,20 @@ class TieredCache:
         connectors: dict[str, Connector] | None = None,
         memory: Memory | None = None,
         open_stores: bool = True,
+        background: Callable[[Steps[object]], object] | None = None,
+        wraps: Callable[[Connector], Connector] = lambda connector: connector,
+        labels: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
-        self.layout = identity.layout
-        self.config = chosen_config(self.layout.chunk_size, config, settings)
+        self.config = chosen_config(identity.layout.chunk_size, config, settings)
         if self.config.remote_serde == FP8:  # encoded with loss, its chunks are others
             identity = with_fp8(identity)
-        self.identity = identity
-        self._salt = salt
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__(identity, salt, Workers(self.config.tuning.load_threads, "load"))
+        self.wraps = wraps
         self.metrics = CacheMetrics(
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
         )
+        self.metrics.labels = {**self.metrics.labels, **(labels or {})}
         self._meter = Meter(self)
 
         self.memory = memory or Memory.private(
@@ -162,22 +151,22 @@ class TieredCache:
         )
         self.memory.on_copy = self.metrics.copied
         self.clearing = Clearing(self.memory, self.config.weights_version or "")
+        if not open_stores:
+            self.clearing.unopened |= dict.fromkeys(
+                (store.name for store in self.config.stores), "it is being opened"
+            )
         stores = self.config.stores if open_stores else ()
-        self.tiers = self.clearing.tiers = open_tiers(
-            stores, self.config, identity, connectors or {}, self.metrics, self.clearing
-        )
+        self.tiers = self.clearing.tiers = self._opened(stores, connectors or {})
         self.named = self._sharing().named_nodes(self) if self.config.remote_kv_sources else None
 
         self.learning = Learning(
-            self.config.prefill,
+            self.config.tuning.prefill,
             lambda: [store.tier.connector for store in self.tiers],
             partial(self.metrics.predicted, "prefill"),
         )
         self.prefill = self.learning.prefill
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
 
-        self._executor = Workers(self.config.tuning.load_threads, "load")
-        self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
         copy_threads = min(self.config.tuning.load_threads, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
@@ -185,7 +174,7 @@ class TieredCache:
             self.cost_prefill,
             lambda: self.config.lookup_timeout_s,
             copy_threads,
-            lambda steps: self.in_background(steps),
+            background or partial(self._start, finish),
             lambda prompt: self.named.of(prompt) if self.named is not None else (),
         )
         keep = self.config.local_cpu
@@ -196,36 +185,69 @@ class TieredCache:
         )
 
         _open.add(self)
-        if open_stores and self.config.enable_controller:
+        if open_stores:
             try:
-                self._sharing().join(self)
+                self.share()
             except BaseException:
                 self.close(0.0)
                 raise
 
-    # --- Asking ---
+    def open_store(self, store: StoreConfig) -> None:
+        """Open a store of the settings that was left for later.
 
-    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
-        """How much of a prompt could be had now; what stores have counts as used.
+        Raises:
+            KVFerryError: It cannot be opened; `clearing` knows why from now on.
+        """
+        try:
+            [tier] = self._opened([store], {})
+            self.storer.begin(tier)
+            self.tiers.append(tier)
+            if self._closed:  # meanwhile
+                tier.close(0.0)
+        except Exception as error:  # code of others: a plug-in is imported
+            self.clearing.unopened[store.name] = str(error) or type(error).__name__
+            raise
+        del self.clearing.unopened[store.name]
 
-        With `enable_async_loading` it also begins to load what pays, so that the `retrieve` that
-        follows finds it in memory.
+    def share(self, rank: int | None = None) -> None:
+        """Take part in sharing, if the settings say so.
 
         Args:
-            tokens: Of the prompt.
-            timeout_s: Limit for asking stores; default: as long as an answer can pay, and
-                `lookup_timeout_s` at most.
+            rank: Of this process in its instance; default: that of the layout.
         """
-        return finish(self.lookup_steps(tokens, timeout_s))
+        if self.config.enable_controller:
+            self._sharing().join(self, rank)
 
-    def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
+    def _opened(
+        self, stores: Sequence[StoreConfig], connectors: Mapping[str, Connector]
+    ) -> list[StoreTier]:
+        return open_tiers(
+            *(stores, self.config, self.identity, connectors),
+            *(self.metrics, self.clearing, self.wraps),
+        )
+
+    # --- Asking ---
+
+    @override
+    def lookup(
+        self, tokens: Tokens, *, timeout_s: float | None = None, lease: bool = False
+    ) -> Lookup:
+        found = finish(self.lookup_steps(tokens, timeout_s, lease))
+        if lease and isinstance(tokens, Prompt):
+            worth = found.tokens if found.worth_tokens is None else found.worth_tokens
+            self._count_rest(tokens, worth // tokens.chunk_size, found.reason)
+        return found
+
+    def lookup_steps(
+        self, tokens: Tokens, timeout_s: float | None, lease: bool = False
+    ) -> Steps[Lookup]:
         """`lookup`, in steps."""
         yield from self.clearing.awaiting_generation(timeout_s)
-        prompt, begin = self._read(tokens), self.config.enable_async_loading
+        prompt, begin = self._read(tokens), lease or self.config.enable_async_loading
         return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
 
+    @override
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
         self.clearing.await_generation(timeout_s)
         return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
 
@@ -266,12 +288,13 @@ class TieredCache:
         prompt = self._read(tokens)
         return prompt.keys(0, prompt.chunks)
 
+    @override
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
-        """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
         return explain_prompt(self, self._read(tokens), timeout_s)
 
     # --- Loading ---
 
+    @override
     def retrieve(
         self,
         tokens: Tokens,
@@ -280,51 +303,12 @@ class TieredCache:
         limit_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> Retrieved:
-        """Bring the prefix of a prompt, as much of it as pays.
-
-        Args:
-            tokens: Of the whole prompt, those behind the last full chunk too: what they cost to
-                compute enters the decision.
-            into: A writable buffer for each full chunk of the prompt (or of `limit_tokens`); those
-                behind the result are undefined. None: the result has pages to read from.
-            limit_tokens: Take no more than so many; e.g. all but the last one, for engines that
-                have to compute a token.
-            timeout_s: Limit of the call; default: `retrieve_timeout_s`.
-
-        Raises:
-            UsageError: `into` has too few buffers; nothing was loaded.
-            BadBufferError: A buffer is read-only or has another length.
-        """
         self.clearing.await_generation(timeout_s)
         prompt = self._read(tokens, limit_tokens)
         return self.reader.retrieve(prompt, self._deadline(timeout_s), into)
 
-    def begin_retrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Future[Retrieved]:
-        """`retrieve` in a thread of the cache. `into` is in use until the future is done."""
-        prompt = self._read(tokens, limit_tokens)
-        return self._start(self.reader.retrieve, prompt, self._deadline(timeout_s), into)
-
-    async def aretrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Retrieved:
-        """`retrieve` for asyncio."""
-        future = self.begin_retrieve(tokens, into, limit_tokens=limit_tokens, timeout_s=timeout_s)
-        return await asyncio.wrap_future(future)
-
+    @override
     def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
-        """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
         prompt, deadline = self._read(tokens), self._deadline(timeout_s)
 
         def run() -> int:
@@ -335,22 +319,10 @@ class TieredCache:
 
     # --- Storing ---
 
+    @override
     def store(
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
     ) -> Stored:
-        """Keep the KV of a prompt: in memory now, in the stores soon.
-
-        Args:
-            tokens: Of the whole prompt, from its beginning.
-            chunks: A buffer for each full chunk from `first_chunk` on, of the layout's length;
-                free to be reused when the call returns.
-            first_chunk: How many full chunks of the prefix are left out, e.g. because they came
-                from here.
-
-        Raises:
-            UsageError: The number of buffers is another one.
-            BadBufferError: A buffer is not contiguous, or has another length.
-        """
         prompt = self._read(tokens, finds=False)
         if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
             return Stored(chunks=0, known=0, shed=len(chunks))
@@ -364,25 +336,23 @@ class TieredCache:
 
     # --- Keeping ---
 
+    @override
     def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are.
-
-        Pins are counted: what was pinned twice is kept until it was unpinned twice.
-        """
         prompt = self._read(tokens)
         self.reader.gather(prompt, self._deadline(timeout_s))
         return self.memory.cache.pin(prompt.hashes) * prompt.chunk_size
 
+    @override
     def unpin(self, tokens: Tokens) -> int:
-        """Undo a `pin`; how many tokens lost one."""
         prompt = self._read(tokens, finds=False)
         return self.memory.cache.unpin(prompt.hashes) * prompt.chunk_size
 
     @property
+    @override
     def generation(self) -> bytes:
-        """What prompts are hashed with from now on; see `kvferry.chunks.generation`."""
         return self.clearing.generation
 
+    @override
     def clear(
         self,
         *,
@@ -390,25 +360,6 @@ class TieredCache:
         everybody: bool = False,
         weights_version: str | None = None,
     ) -> int:
-        """Forget everything, at once, whether stores are up or down; how many chunks memory had.
-
-        What was stored before has names that this cache does not look for any more. It stays in
-        the stores for caches of the same identity, which go on with it, and leaves by eviction;
-        unless `everybody` is said: then it is deleted in the background.
-
-        Args:
-            stores: False: empty the memory alone; what stores have is found again.
-            everybody: For all caches on these stores, and all instances that share; their memory
-                follows within a second. Who was away hears of it before it answers again.
-            weights_version: Engines that were given the same name find each other's chunks again.
-                Without, this cache shares with nobody until it is opened anew.
-
-        Raises:
-            UsageError: Two of these at a time; or `everybody`, and a store keeps no generation.
-                Nothing was cleared.
-            KVFerryError: `everybody`, and somebody was not reached: the text says who, and whether
-                something was cleared. Do it again.
-        """
         self._check_open()
         check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
         if not stores:
@@ -416,39 +367,39 @@ class TieredCache:
         clearing = self.clearing
         return clearing.clear_everybody() if everybody else clearing.clear(weights_version)
 
+    @override
     def renewed(self, ended: bytes, own: bytes) -> None:
-        """Who hashes prompts for this engine has cleared: his own half of the generation."""
         self._check_open()
         self.clearing.end(ended, own)
 
     # --- Knowing ---
 
     @property
+    @override
     def available(self) -> bool:
-        """Whether it is open: there is always memory."""
-        return not self._closed
+        return not self._closed  # there is always memory
 
     @property
+    @override
     def asks_stores(self) -> bool:
-        """Whether a lookup has a store to ask that is there, and so may take its time."""
         return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
 
+    @override
     def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
-        """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens.
-
-        From a few of these the cost model knows when loading pays. It is not learnt when the
-        settings have the coefficients.
-        """
         if tokens > cached_tokens:
             pairs = tokens * tokens - cached_tokens * cached_tokens
             self.observe_step(tokens - cached_tokens, pairs, 0, took_s)
 
+    @override
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
-        """Tell what a step of the engine took, by its totals; see `PrefillModel.observe_step`."""
         self.learning.observe(new_tokens, pairs, decodes, took_s)
 
+    @override
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int | None = None) -> None:
+        self.learning.expect(coefficients, step_tokens)
+
+    @override
     def stats(self) -> dict[str, Any]:
-        """Everything countable: metrics, memory, and what is known of each store."""
         self._retriever.pending.sweep()
         return self._meter.stats()
 
@@ -459,11 +410,8 @@ class TieredCache:
 
     # --- The end ---
 
+    @override
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
-
-        Pages of results that were not released stay valid.
-        """
         if self._closed:
             return True
         self._closed = True
@@ -471,21 +419,16 @@ class TieredCache:
             self._sharing().leave(self)
         if self.named is not None:
             self.named.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + timeout_s
         self.learning.close(min(_KEEP_LEARNT_S, timeout_s))
         done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
         self._retriever.pending.sweep(0.2)
         return all(done)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- Inside ---
 
+    @override
     def _read(
         self, tokens: Tokens, limit_tokens: int | None = None, *, finds: bool = True
     ) -> Prompt:
@@ -506,21 +449,15 @@ class TieredCache:
             )
         return self.sharing
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the cache is closed")
-        if os.getpid() != self._pid:
-            raise ClosedError("the cache belongs to the process that forked; open another one")
-
     def _deadline(self, timeout_s: float | None) -> float:
         limit_s = self.config.retrieve_timeout_s if timeout_s is None else timeout_s
         return time.monotonic() + max(0.0, limit_s)
 
-    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        try:
-            return self._executor.submit(call, *args)
-        except RuntimeError:  # between our check and here
-            raise ClosedError("the cache is closed") from None
+    @override
+    def _retrieving(
+        self, prompt: Prompt, into: Sequence[BufferLike] | None, timeout_s: float | None
+    ) -> Callable[[], Retrieved]:
+        return partial(self.reader.retrieve, prompt, self._deadline(timeout_s), into)
 
 
 @atexit.register  # after those of the connectors, and therefore called before them

@@ -75,8 +75,7 @@ def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterat
     Raises:
         UnavailableError, DeadlineExceeded, ServerError: The store does not take it; do it again.
     """
-    from kvferry.cache.store.generations import StoreGenerations
-    from kvferry.cache.store.newest_mark import NewestMark
+    from kvferry.cache.store.generations import NewestMark, StoreGenerations
     from kvferry.chunks.generation import Mark
 
     with _opened(bytes(16), config, "kvf:") as store:

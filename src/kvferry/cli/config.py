@@ -79,15 +79,8 @@ def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
     from kvferry.base.errors import ConfigError
     from kvferry.config import CacheConfig, ClientConfig, examine
-    from kvferry.config.cache import read_calibration
 
     found = examine(file, section=section)
-    calibration = found.values["prefill_calibration_file"][0]
-    try:
-        if calibration is not None:
-            read_calibration(calibration)
-    except ConfigError as error:
-        found.problems.append(str(error))
     try:
         _ = CacheConfig(**{name: value for name, (value, _) in found.values.items()}).secret
     except ConfigError as error:

@@ -22,8 +22,8 @@ from kvferry.config.spec import Spec
 
 __all__ = ["declared", "option_of", "serving", "setting_options"]
 
-# A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
-_NOT_OPTIONS = ("token", "http_token", "password", "secret", "p2p_secret", "endpoints")
+# A secret is no word of a command line.
+_NOT_OPTIONS = ("token", "http_token", "password", "secret", "p2p_secret")
 
 _METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry.base.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
+from kvferry.base.credentials import CredentialsProvider
 from kvferry.base.errors import ConfigError
 from kvferry.config.file import (
     find_config_file,
@@ -70,6 +70,7 @@ __all__ = [
     "TTL_S_MAX",
     "WORKERS_DEFAULT",
     "ClientConfig",
+    "Place",
     "limits_of",
     "load_client_config",
     "save_client_settings",
@@ -89,7 +90,6 @@ WORKERS_DEFAULT = 4
 
 _MIB = 1 << 20
 _NODES = 'a list of hosts, e.g. ["cache-2:6379", "[::1]:6380"]'
-_ASCII = "printable ASCII without spaces"
 
 ENV_URL = "KVFERRY_RESP_URL"
 _PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
@@ -102,7 +102,14 @@ _SERVER = (
 )
 
 
-class _Place(Settings, frozen=True, kw_only=True):
+class Place(Settings, frozen=True, kw_only=True):
+    """Where a server is, in one word.
+
+    Attributes:
+        url: The URL of the server: `redis://`, `rediss://` (TLS), `redis+cluster://`,
+            `redis+sentinel://`; `valkey` and `resp` for `redis`; `unix://`.
+    """
+
     url: Url | None = None
 
 
@@ -138,7 +145,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         tls_cert_file: The PEM file of the client's certificate and its chain, where the server asks
             for one.
         tls_key_file: The PEM file of the key of the client's certificate.
-        tls_key_password: The password of the key file, which is shown nowhere.
         tls_server_name: The name that the server's certificate must have and that is asked for
             (SNI), if that is not `host`. It holds for all nodes of a cluster.
         tls_verify: The check of the server's certificate. "full" checks chain and name; "ca" the
@@ -149,7 +155,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             the limit of 40 MB differs from that of 4 KB.
         connect_timeout_s: The longest that connecting may take, with TLS and the greeting.
         ttl_s: The time to live of values that are set without one. Without it they stay.
-        client_name: The name of the client in the server's ``CLIENT LIST``; empty sends none.
         presence_prefix: A prefix of keys. The client keeps a view of which of these keys exist,
             told by the server. Without it there is none.
         presence: The choice whether the store of a cache keeps a view of its own keys, so that a
@@ -163,7 +168,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
 
     removed: ClassVar = REMOVED["client"]
     guide: ClassVar = (
-        *("host", "port", "unix_path", "username", "password", "db", "topology", "nodes"),
+        *("host", "port", "username", "password", "db", "topology"),
         *("tls", "tls_ca_file", "connections", "timeout_s", "ttl_s"),
     )
 
@@ -188,7 +193,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
     tls_cert_file: Annotated[Path, setting(needs=("tls", "tls_key_file"))] | None = None
     tls_key_file: Annotated[Path, setting(needs=("tls", "tls_cert_file"))] | None = None
-    tls_key_password: Annotated[Secret, setting(needs=("tls", "tls_key_file"))] | None = None
     tls_server_name: Annotated[Host, setting(needs=_TLS)] | None = None
     tls_verify: Annotated[Literal["full", "ca", "none"], setting(needs=_TLS)] = "full"
     connections: Annotated[int, setting(ge=1, le=1024)] | None = None
@@ -196,10 +200,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     timeout_s: Seconds = 5.0
     connect_timeout_s: Seconds = 2.0
     ttl_s: Annotated[float, setting(ge=0.001, le=TTL_S_MAX, unit="seconds")] | None = None
-    client_name: Annotated[
-        str,
-        setting(use=_ASCII, pattern=r"^[!-~]*\Z", quoted=False, bytes_max=CREDENTIAL_BYTES_MAX),
-    ] = "kvferry"
     presence_prefix: Annotated[str, setting(quoted=False, bytes_max=512)] | None = None
     presence: Literal["auto", "on", "off"] = "auto"
     tuning: Annotated[ClientTuning, setting(private=True)] = ClientTuning()
@@ -228,7 +228,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     @classmethod
     def known(cls) -> dict[str, Spec]:
         """The names that a place may have: `url` and the fields."""
-        return {**specs(_Place), **specs(cls)}
+        return {**specs(Place), **specs(cls)}
 
     @classmethod
     def from_url(

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import ClientConfig, load_client_config
+from kvferry.config.client import ClientConfig, Place, load_client_config
+from kvferry.config.native_words import serdes
 from kvferry.config.removed import REMOVED
-from kvferry.config.setting import FixedSerde, Path, Serde, Settings, Url, setting, specs
+from kvferry.config.setting import Path, Serde, Settings, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.tuning import SglangTuning, TierLimits
 
@@ -61,61 +62,20 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
     token_file: Path | None = None
 
 
-class VllmTierSettings(Settings, frozen=True, kw_only=True):
-    """Of the vLLM tier, beside those of a client.
-
-    Attributes:
-        url: The URL of the store: `redis://`, `rediss://` (TLS), `redis+cluster://`,
-            `redis+sentinel://`; `valkey` and `resp` for `redis`; `unix://`; `file:///directory`.
-        store: All of a store as in a configuration file, in the place of `url`.
-        capacity_gb: The most GB of 2^30 bytes that a `file://` store holds.
-        config_file: A file with the settings of the client. Without it that of
-            `KVFERRY_CONFIG_FILE`.
-        password_file: A file with the password, which is read for each connection.
-        identity: A text that is added to the identity: engines with another one do not share.
-        locality: The locality that vLLM's filters of tiers and its events see.
-        enable_kv_events: Tell vLLM of chunks that the store has acknowledged.
-        lookup_timeout_ms: The longest that a request waits to hear what the store has. Without it
-            as long as an answer can save time, by what computing may take; 40 where that is not
-            known.
-        remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
-            name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
-        remote_serde: The form in which chunks are written to a server; all are read. See the guide
-            of codecs.
-        tuning: Values that are no settings.
-    """
-
-    removed: ClassVar = REMOVED["tier"]
-
-    url: Url | None = None
-    store: Annotated[Mapping[str, Any], setting(secret=True)] | None = None
-    capacity_gb: Annotated[float, setting(gt=0, unit="GB")] | None = None
-    config_file: Path | None = None
-    password_file: Path | None = None
-    identity: str = ""
-    locality: Literal["LOCAL", "REMOTE"] | None = None
-    enable_kv_events: bool = False
-    lookup_timeout_ms: Annotated[float, setting(gt=0, le=60e3, unit="milliseconds")] | None = None
-    remote_kv_sources: tuple[str, ...] = ()
-    remote_serde: Serde = "naive"
-    tuning: Annotated[TierLimits, setting(private=True)] = TierLimits()
-
-
-class _WithClient(Settings, frozen=True, kw_only=True):
+class _WithClient(Place, frozen=True, kw_only=True):
     """Of an integration that has one server: its own settings, and those of `ClientConfig`.
 
     What they leave open comes from the file and the environment, so secrets need not stand in a
     configuration that the engine logs.
 
     Attributes:
-        url: The URL of the server: `redis://`, `rediss://`, `redis+cluster://`,
-            `redis+sentinel://`, `unix://`.
         config_file: A file with a section `client`. Without it that of `KVFERRY_CONFIG_FILE`.
+        remote_serde: The form in which KV is written; all are read. See the guide of codecs.
         client: The settings of the client that reaches the server.
     """
 
-    url: Url | None = None
     config_file: Path | None = None
+    remote_serde: Serde = "naive"
     client: Annotated[ClientConfig, setting(program=True)] = ClientConfig()
 
     where: ClassVar[str]  # what holds them, for errors
@@ -142,6 +102,43 @@ class _WithClient(Settings, frozen=True, kw_only=True):
         return client
 
 
+class VllmTierSettings(_WithClient, frozen=True, kw_only=True):
+    """Of the vLLM tier, beside those of a client.
+
+    Attributes:
+        url: The URL of the store, as of a client; or `file:///directory`.
+        store: All of a store as in a configuration file, in the place of `url`.
+        max_capacity_gb: The most GB of 2^30 bytes that a `file://` store holds.
+        password_file: A file with the password, which is read for each connection.
+        weights_version: A text that is added to the identity: engines with another one do not
+            share.
+        enable_kv_events: Tell vLLM of chunks that the store has acknowledged.
+        lookup_timeout_s: The longest that a request waits to hear what the store has. Without it
+            as long as an answer can save time, by what computing may take; 0.04 where that is not
+            known.
+        remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
+            name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
+        tuning: Values that are no settings.
+    """
+
+    removed: ClassVar = REMOVED["tier"]
+    aliases: ClassVar = {
+        "capacity_gb": ("max_capacity_gb", None),
+        "identity": ("weights_version", None),
+        "lookup_timeout_ms": ("lookup_timeout_s", 0.001),
+    }
+    where: ClassVar = "KvferryTier"
+
+    store: Annotated[Mapping[str, Any], setting(secret=True)] | None = None
+    max_capacity_gb: Annotated[float, setting(gt=0, unit="GB")] | None = None
+    password_file: Path | None = None
+    weights_version: str = ""
+    enable_kv_events: bool = False
+    lookup_timeout_s: Annotated[float, setting(gt=0, le=60, unit="seconds")] | None = None
+    remote_kv_sources: tuple[str, ...] = ()
+    tuning: Annotated[TierLimits, setting(private=True)] = TierLimits()
+
+
 class SglangSettings(_WithClient, frozen=True, kw_only=True):
     """Of HiCache's extra config, beside those of a client.
 
@@ -149,7 +146,6 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
         model_path: The path of the weights, if it is not where SGLang has them from.
         revision: The revision of the weights, in the place of a fingerprint of their files.
         extra_backend_tag: A word that separates deployments that shall not share.
-        remote_serde: The form in which pages are written; all are read. See the guide of codecs.
         tuning: Values that are no settings.
     """
 
@@ -166,7 +162,6 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
     model_path: str = ""
     revision: str = ""
     extra_backend_tag: str = ""
-    remote_serde: Serde = "naive"
     tuning: Annotated[SglangTuning, setting(private=True)] = SglangTuning()
 
 
@@ -188,9 +183,16 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
 
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
-    remote_serde: Annotated[FixedSerde, setting(needs=("verify",))] = "naive"
 
     def _check(self) -> None:
+        if self.remote_serde not in ("naive", *serdes()):
+            raise ConfigError(
+                f"remote_serde={self.remote_serde!r} is not valid; use {' or '.join(serdes())}"
+            )
+        if self.remote_serde != "naive" and not self.verify:
+            raise ConfigError(
+                "remote_serde is set without verify; set both, or leave remote_serde out"
+            )
         if not self.namespace.isprintable():
             raise specs(LmcacheSettings)["namespace"].error(self.namespace)
         if self.verify and not self.namespace:

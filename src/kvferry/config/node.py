@@ -15,6 +15,7 @@ from kvferry.config.file import read_small
 from kvferry.config.removed import REMOVED
 from kvferry.config.setting import GB, Path, PolicyName, Secret, setting, specs
 from kvferry.config.source_values import Section
+from kvferry.config.tuning import NodeTuning
 from kvferry.config.url import is_loopback
 
 __all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
@@ -59,14 +60,12 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         password_file: A file with the password that clients must show.
         users_file: A file with a list of users, in YAML or JSON. Each has a name, a password, the
             prefixes of the keys that it may read and write, and may be an admin.
-        read_only: Let clients read and do nothing else, where there is no list of users.
         tls_cert_file: The PEM file of the node's certificate and its chain. With it all of TCP is
             TLS; a Unix socket stays as it is.
         tls_key_file: The PEM file of the certificate's key.
         tls_ca_file: A PEM file of authorities. Clients must show a certificate of one of them.
-        threads: The number of threads that move bytes. Without it one for each core, at most 4.
         hugetlb: Put values on huge pages, which the system must have set aside.
-        prefault: Touch all memory at the start, so that no value waits for it later.
+        tuning: Values that are no settings.
     """
 
     section: ClassVar = "node"
@@ -80,13 +79,11 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     password: Secret | None = None
     password_file: Path | None = None
     users_file: Path | None = None
-    read_only: bool = False
     tls_cert_file: Annotated[Path, setting(needs=("tls_key_file",))] | None = None
     tls_key_file: Annotated[Path, setting(needs=_TLS)] | None = None
     tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
-    threads: Annotated[int, setting(ge=1, le=256)] | None = None
     hugetlb: bool = False
-    prefault: bool = True
+    tuning: Annotated[NodeTuning, setting(private=True)] = NodeTuning()
 
     def _check(self) -> None:
         addresses = self.addresses
@@ -95,9 +92,9 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         given = [self.password is not None, self.password_file is not None]
         if all(given):
             raise ConfigError("password and password_file are the same; keep one of them")
-        if self.users_file is not None and (any(given) or self.read_only):
+        if self.users_file is not None and any(given):
             raise ConfigError(
-                "users_file says who may do what; leave out password, password_file and read_only"
+                "users_file says who may do what; leave out password and password_file"
             )
         for address in addresses:
             if address.host and not is_loopback(address.host) and not self.asks_who:
@@ -143,10 +140,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
             password = _word_of(FilePath(self.password_file))
         if password is None:
             return []
-        write = () if self.read_only else ("",)
-        return [
-            NodeUser(name="default", password=password, read=("",), write=write, admin=bool(write))
-        ]
+        return [NodeUser(name="default", password=password, read=("",), write=("",), admin=True)]
 
 
 def _address(text: str) -> ListenAddress:

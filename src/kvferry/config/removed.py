@@ -10,11 +10,12 @@ _PICKED = "is gone: client and server choose; leave it out, or set the policy of
 _CA_DIR = "is gone: put the authorities into one PEM file, and name it in tls_ca_file"
 
 _KEY = "is gone: use a key file without a password, of mode 0600 (openssl pkey -in OLD -out NEW)"
-
-_FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
+_LEARNED = "is gone: what computing takes is learned; leave it out"
 
 REMOVED: dict[str, dict[str, str]] = {
     "client": {
+        "client_name": "is gone: CLIENT LIST shows kvferry; leave it out",
+        "tls_key_password": _KEY,
         "tls_ca_dir": _CA_DIR,
         "tls_min_version": _PICKED,
         "tls_ciphers": _PICKED,
@@ -33,6 +34,9 @@ REMOVED: dict[str, dict[str, str]] = {
         "presence_keys_max": _FIXED,
     },
     "node": {
+        "read_only": "is gone: name a users_file, with a user that has read and no write",
+        "threads": "is gone: a node has a thread for each of its cores, at most 4; use taskset",
+        "prefault": "is gone: memory is touched at the start; leave it out",
         "tls_key_password": _KEY,
         "tls_ca_dir": _CA_DIR,
         "tls_min_version": _PICKED,
@@ -60,13 +64,15 @@ REMOVED: dict[str, dict[str, str]] = {
         "connections_max": _FIXED,
     },
     "cache": {
+        **dict.fromkeys(
+            ("prefill_calibration_file", "prefill_a_s", "prefill_c_s_per_token"), _LEARNED
+        ),
+        "prefill_d_s_per_token2": _LEARNED,
         "load_threads": "is gone: four threads run loads; leave it out",
         "write_queue_bytes_max": "is gone: 1 GiB may wait to be written; leave it out",
-        "prefill_a_s": _FILE,
-        "prefill_c_s_per_token": _FILE,
-        "prefill_d_s_per_token2": _FILE,
     },
     "store": {
+        "shared_name": "is gone: use a store of type file, which processes may share",
         "fsync": "is gone: the system writes when it likes; what a power cut damages is a miss",
         "direct": "is gone: the way past the page cache is taken where it is there",
         "io_uring": "is gone: it is used where the kernel allows it",
@@ -75,6 +81,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "save_buffer_gb": "is gone: what two steps of the engine compute is kept; leave it out",
     },
     "tier": {
+        "locality": "is gone: leave it out",
         "load_timeout_ms": "is gone: a load has a second, and its bytes at 50 MB/s; leave it out",
         "load_stall_ms": "is gone: it follows from what loads and computing take; leave it out",
         "store_timeout_ms": "is gone: a store has 5 s, and its bytes at 50 MB/s; leave it out",

@@ -80,7 +80,6 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     cache.
 
     Attributes:
-        endpoints: All addresses where engines connect, in the place of `host`, `port` and `ipc`.
         tcp: Let engines connect over TCP, at `host` and `port`.
         host: The address where engines connect. One that other hosts reach needs a token.
         port: The TCP port where engines connect; 0 takes any that is free.
@@ -93,15 +92,9 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
         http_token_file: A file with the token that callers of HTTP must show.
     """
 
-    guide: ClassVar = (
-        *("host", "port", "ipc", "token_file"),
-        *("http_host", "http_port", "http_token_file", "state_file"),
-    )
+    guide: ClassVar = (*("host", "port", "ipc", "token_file", "state_file"),)
     of_cache: ClassVar = ("max_local_cpu_size", "stores", "eviction_policy", "hugetlb")
 
-    endpoints: Annotated[
-        tuple[str, ...], setting(use="a list such as [tcp://127.0.0.1:5555]", quoted=False)
-    ] = ()
     tcp: bool = True
     host: Address = "localhost"
     port: ListenPort = 5555
@@ -122,6 +115,7 @@ SERVER = Names(
     _ALIASES,
     elsewhere={
         **{name: _ADVICE for name in CACHE.known if name not in (*_KNOWN, *_ALIASES)},
+        "endpoints": "is gone: use host, port and ipc",
         **ServerSettings.removed,
     },
 )
@@ -234,7 +228,7 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         return cls(
             **{name: settings[name] for name in settings if name in specs(CommonSettings)},
             cache=config,
-            endpoints=_endpoints(places, everything),
+            endpoints=endpoints_of(**{name: everything[name] for name in _LISTENING}),
             http=tuple(http) if isinstance(http, list | tuple) else _http(everything),
             again=again,
         )
@@ -271,21 +265,6 @@ def _for_cache(place: SourceValues) -> SourceValues:
     names = (*_OF_ITS_OWN, *ServerSettings.of_cache)
     values = {name: place.values[name] for name in names if name in place.values}
     return SourceValues(place.kind, place.where, values, place.spelled)
-
-
-def _endpoints(places: Sequence[SourceValues], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The list of the strongest place that speaks of listening, or what the parts amount to."""
-    for place in places:
-        parts = [name for name in _LISTENING if name in place.values]
-        if "endpoints" in place.values:
-            if parts:
-                raise ConfigError(
-                    f"{place.where}endpoints and {parts[0]} are the same; keep one of them"
-                )
-            return tuple(place.values["endpoints"])
-        if parts:
-            break
-    return endpoints_of(**{name: settings[name] for name in _LISTENING})
 
 
 def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -104,14 +104,19 @@ Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX, bla
 
 
 class _Made(msgspec.StructMeta):
-    """Makes settings of keywords; one that is gone is an error that says what to do instead."""
+    """Makes settings of keywords, under any of their names.
+
+    One that is gone is an error that says what to do instead.
+    """
 
     removed: Mapping[str, str]
+    aliases: Mapping[str, Any]
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         for name in given.keys() & cls.removed.keys():
             raise ConfigError(f"{name} {cls.removed[name]}")
-        return super().__call__(*args, **given)
+        plain = {alias: name for alias, (name, unit) in cls.aliases.items() if unit is None}
+        return super().__call__(*args, **{plain.get(n, n): value for n, value in given.items()})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Made):

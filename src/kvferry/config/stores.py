@@ -12,7 +12,7 @@ from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 from kvferry.config.client import ClientConfig, limits_of
 from kvferry.config.removed import REMOVED
-from kvferry.config.setting import GB, PolicyOrNone, Secret, Settings, Text, Word, setting, specs
+from kvferry.config.setting import GB, PolicyOrNone, Settings, Text, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
 
@@ -104,9 +104,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         eviction: The rules by which values leave a store that is nearly full.
         client: The settings of the client that reaches the server (redis).
         path: The directory of the files (file).
-        shared_name: A name; stores of this process that have the same one are one store (memory).
-        module_path: The module of the class (plugin); "module:Class" names both.
-        class_name: The name of the class (plugin).
+        module_path: The class (plugin), as "module:Class". LMCache has `class_name` beside it.
         params: The keywords of the class (plugin), which are shown nowhere.
     """
 
@@ -121,9 +119,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     path: (
         Annotated[str, setting(min_length=1, use="the path of a directory", needs=_OF_FILE)] | None
     ) = None
-    shared_name: Annotated[Text, setting(needs=("type=memory",))] | None = None
     module_path: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
-    class_name: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
     params: Annotated[Mapping[str, Any], setting(secret=True, needs=_OF_PLUGIN)] = msgspec.field(
         default_factory=dict
     )
@@ -134,16 +130,12 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         self._set("params", dict(self.params))
-        if self.class_name is None and self.module_path and ":" in self.module_path:
-            module, _, name = self.module_path.partition(":")
-            self._set("module_path", module)
-            self._set("class_name", name)
         if self.type == "redis" and self.client is None:
             self._set("client", ClientConfig())
-        needed = {"file": ("path",), **dict.fromkeys(_PLUGINS, ("module_path", "class_name"))}
-        for name in needed.get(self.type, ()):
-            if getattr(self, name) is None:
-                raise ConfigError(f"a store of type {self.type} needs {name}")
+        if self.type == "file" and self.path is None:
+            raise ConfigError("a store of type file needs path")
+        if self.type in _PLUGINS and ":" not in (self.module_path or ""):
+            raise ConfigError(f"a store of type {self.type} needs module_path, with class_name")
         if self.type in ("file", "memory") and not self.max_capacity_gb:
             raise ConfigError(f"a store of type {self.type} needs max_capacity_gb, in GB")
 
@@ -161,7 +153,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         if self.client is not None:
             return self.client.address
         if self.type in _PLUGINS:
-            return f"{self.module_path}.{self.class_name}"
+            return (self.module_path or "").replace(":", ".")
         return self.path or "this process"
 
     def connector_spec(self) -> dict[str, Any]:
@@ -175,8 +167,6 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
             needs = _OF_FILE if self.type == "file" else _OF_PLUGIN
             names = (name for name, spec in specs(type(self)).items() if spec.needs == needs)
             given |= {name: getattr(self, name) for name in names}
-        if self.shared_name is not None:
-            given["name"] = self.shared_name
         return given
 
     @classmethod
@@ -202,10 +192,8 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         remote_url: The URL of a store of type redis.
         local_disk: The directory of a store of type file.
         max_local_disk_size: The capacity of `local_disk`, in GB of 2^30 bytes.
-        username: The ACL user at `remote_url`.
-        password: The password at `remote_url`, which is shown nowhere.
-        resp_num_threads: The number of connections to `remote_url`.
-        extra_config: A mapping in which LMCache has these three, and `lookup_backoff_time`.
+        extra_config: A mapping in which LMCache has `username`, `password` and `resp_num_threads`
+            of the store at `remote_url`, and `lookup_backoff_time`.
     """
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
@@ -214,9 +202,6 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
     remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
     local_disk: Text | None = None
     max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
-    username: Word | None = None
-    password: Secret | None = None
-    resp_num_threads: Annotated[int, setting(ge=1, le=1024)] | None = None
     extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
 
 
@@ -270,6 +255,12 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             ),
         },
     )
+    if kind in _PLUGINS and isinstance(settings.get("class_name"), str):
+        settings = {
+            **settings,
+            "module_path": f"{settings.get('module_path')}:{settings['class_name']}",
+        }
+        del settings["class_name"]
     for name in _FIXED.keys() & settings.keys():
         _check_fixed(name, settings[name])
     given = {name: _translated(name, settings[name]) for name in settings if name not in _FIXED}

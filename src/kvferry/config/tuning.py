@@ -9,7 +9,7 @@ native/redis/config.hpp, which the native client keeps where nothing else is giv
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = [
     "CacheTuning",
     "ClientTuning",
     "ControllerTuning",
+    "NodeTuning",
     "ServerTuning",
     "SglangTuning",
     "TierLimits",
@@ -28,6 +29,10 @@ _MIB = 1 << 20
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Values of one machine that are no settings."""
+
+    def replace(self, **changes: Any) -> Self:
+        """These values with some others."""
+        return msgspec.structs.replace(self, **changes)
 
     def changed(self) -> dict[str, Any]:
         """Those that differ from their defaults."""
@@ -58,6 +63,7 @@ class ClientTuning(Tuning, frozen=True, kw_only=True):
         presence_keys_max: The most keys that a view of presence may hold.
         protocol: The version of RESP; 3 speaks RESP3 where the server does.
         ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
+        client_name: The name of the client in the server's ``CLIENT LIST``; empty sends none.
     """
 
     stall_timeout_s: float = 2.0
@@ -73,6 +79,7 @@ class ClientTuning(Tuning, frozen=True, kw_only=True):
     presence_keys_max: int = 4_000_000
     protocol: Literal[2, 3] = 3
     ktls: bool = True
+    client_name: str = "kvferry"
 
 
 class CacheTuning(Tuning, frozen=True, kw_only=True):
@@ -82,10 +89,25 @@ class CacheTuning(Tuning, frozen=True, kw_only=True):
         load_threads: The number of threads that run loads.
         write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
             beyond it is not stored, and counted.
+        prefill: What computing n tokens takes, as a, c and d of ``a + c n + d n**2`` seconds; None:
+            it is learned.
     """
 
     load_threads: int = 4
     write_queue_bytes_max: int = 1024 * _MIB
+    prefill: tuple[float, float, float] | None = None
+
+
+class NodeTuning(Tuning, frozen=True, kw_only=True):
+    """Of a node.
+
+    Attributes:
+        threads: The number of threads that move bytes; None: one for each core, at most 4.
+        prefault: Touch all memory at the start, so that no value waits for it later.
+    """
+
+    threads: int | None = None
+    prefault: bool = True
 
 
 class ServerTuning(Tuning, frozen=True, kw_only=True):

@@ -77,8 +77,19 @@ class ServerLink(Generic[R]):
         self._waiting = 0
         self.ended = False
 
-    def ask(self, request: Numbered, until: float) -> R:
+    def ask(
+        self,
+        request: Numbered,
+        until: float,
+        check: Callable[[], float] | None = None,
+    ) -> R:
         """Send a request and wait for its reply, until a moment of ``time.monotonic``.
+
+        Args:
+            request: Which.
+            until: The moment.
+            check: Called before waiting, and whenever the moment comes that it has said last; it
+                gives up by raising `LinkTimedOut`.
 
         Raises:
             Away: The link has ended, or the server takes no message.
@@ -92,7 +103,7 @@ class ServerLink(Generic[R]):
             assert channel is not None
             channel.send(frame, until)
             self._sent(len(frame))
-            return self._receive(channel, request.id, until)
+            return self._receive(channel, request.id, until, check)
         except (Away, LinkTimedOut):
             raise
         except BaseException as error:  # also an interrupt: half a message may be on its way
@@ -123,9 +134,16 @@ class ServerLink(Generic[R]):
 
     # --- One exchange ---
 
-    def _receive(self, channel: Channel, request_id: int, until: float) -> R:
+    def _receive(
+        self,
+        channel: Channel,
+        request_id: int,
+        until: float,
+        check: Callable[[], float] | None,
+    ) -> R:
+        check_at = until if check is None else check()
         while True:
-            frame = channel.receive(until)
+            frame = channel.receive(min(until, check_at))
             if self.ended:
                 raise Away
             reply = self._read(frame) if frame is not None else None
@@ -133,7 +151,9 @@ class ServerLink(Generic[R]):
                 if reply.id == request_id:
                     return reply
                 self._late(reply)
-            if frame is None or time.monotonic() >= until:  # or a server that talks without end
+            if frame is None and check is not None and time.monotonic() < until:
+                check_at = check()
+            elif frame is None or time.monotonic() >= until:  # or a server that talks without end
                 raise LinkTimedOut
 
     # --- Sockets ---

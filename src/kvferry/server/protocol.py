@@ -122,12 +122,13 @@ class LookupRequest(_Request, tag=3):
     Attributes:
         prompt: Which; a node that it names is asked where the server's settings allow it.
         touch: What is found counts as used.
-        pays: The stores are asked as long as that pays, and only what pays to load is counted.
+        lease: A `Retrieve` of what is found follows: what pays is brought into memory first, and
+            leased until then, for some seconds.
     """
 
     prompt: Prompt
     touch: bool = True
-    pays: bool = False
+    lease: bool = False
 
 
 class Reserve(_Request, tag=4):

@@ -19,10 +19,10 @@ __all__ = ["TieredCache"]
 class _Hooks:
     """Imports the rest for the caches that share, and for no others."""
 
-    def join(self, cache: TieredCache) -> None:
+    def join(self, cache: TieredCache, rank: int | None) -> None:
         from kvferry.sharing.peers.instance import join
 
-        join(cache)
+        join(cache, rank)
 
     def leave(self, cache: TieredCache) -> None:
         from kvferry.sharing.peers.instance import leave

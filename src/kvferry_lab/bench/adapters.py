@@ -24,13 +24,15 @@ import select
 import ssl
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvferry.base.errors import CorruptError, UnavailableError, UsageError
 from kvferry.client.batch import BatchResult
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry_lab.bench.data import Value
+
+if TYPE_CHECKING:
+    from kvferry_lab.bench.data import Value
 
 __all__ = [
     "POOL_CONNECTIONS",
@@ -73,7 +75,6 @@ class BenchClient(Protocol):
     connections: int
     counts_itself: bool  # on keys and bytes of its own, out of our sight
     wall_s: float | None  # its own account of the last batch; only where it counts itself
-    times: float  # how often it ran that batch
 
     def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None: ...
     def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
@@ -96,7 +97,6 @@ class InProcess:
 
     counts_itself = False
     wall_s: float | None = None
-    times: float = 1
 
     def cpu_s(self) -> float:
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -277,7 +277,6 @@ def _redis_tls(config: ClientConfig) -> dict[str, Any]:
         "ssl_ca_certs": config.tls_ca_file,
         "ssl_certfile": config.tls_cert_file,
         "ssl_keyfile": config.tls_key_file,
-        "ssl_password": config.tls_key_password,
         "ssl_cert_reqs": "none" if config.tls_verify == "none" else "required",
         "ssl_check_hostname": config.tls_verify == "full",
         "ssl_min_version": ssl.TLSVersion.TLSv1_2,

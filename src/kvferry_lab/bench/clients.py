@@ -24,18 +24,9 @@ from kvferry_lab.bench.adapters import (
     open_redis_py,
     redis_arguments,
 )
-from kvferry_lab.bench.adapters_programs import MemtierClient, RedisBenchmarkClient
 from kvferry_lab.bench.server_probe import server_of, shards_of
 
-__all__ = ["CLIENT_TYPES", "NOTED_TYPES", "config_url", "open_client"]
-
-# The types of the first notes, where one command at a time is on its way unless asked otherwise;
-# and the most connections that they then use.
-NOTED_TYPES = {
-    "single-pool": POOL_CONNECTIONS,
-    "multi-pool": POOL_CONNECTIONS,
-    "custom": CONNECTIONS_DEFAULT,
-}
+__all__ = ["CLIENT_TYPES", "config_url", "open_client"]
 
 _IN_ADDRESS = (
     *("host", "port", "unix_path", "nodes", "db", "username", "password", "credentials"),
@@ -150,8 +141,6 @@ CLIENT_TYPES: dict[str, Callable[[ClientConfig, int | None], BenchClient]] = {
     "redis-py-async": _redis_py_async,
     "glide": _plain("glide", GlideClient),
     "lmcache": _plain("lmcache", LMCacheClient),
-    "memtier": _plain("memtier", MemtierClient),
-    "redis-benchmark": _plain("redis-benchmark", RedisBenchmarkClient),
     "single-pool": _pooled("single-pool"),
     "multi-pool": _pooled("multi-pool"),
     "custom": _custom,

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.base.errors import CorruptError, UsageError
+from kvferry_lab.bench.server_probe import ServerProbe
 
-__all__ = ["WARM_BYTES", "Chunks", "Value"]
+__all__ = ["WARM_BYTES", "Chunks", "Value", "fill"]
 
 Value = bytes | bytearray | memoryview
 
@@ -112,6 +113,14 @@ class Chunks:
         row = self._source[index - batch.start]
         _compare(self.keys[index], row[: self.size_bytes], value)
         return self.size_bytes
+
+
+def fill(chunks: Chunks, probe: ServerProbe) -> None:
+    """Write every key through the probe, so that reads find it."""
+    for batch in chunks.batches():
+        chunks.next_write(batch)
+        for index, source in zip(batch, chunks.sources, strict=False):
+            probe.set(chunks.keys[index], source)
 
 
 def _allocate(rows: int, size_bytes: int) -> NDArray[np.uint8]:

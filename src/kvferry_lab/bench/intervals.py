@@ -1,6 +1,7 @@
 """How sure a figure is: medians with their 95 % interval, and figures of samples that come in runs.
 
-    interval = Interval.of_median(ratios)
+    ours, theirs = in_turn(15, measure_ours, measure_theirs)
+    interval = Interval.of_median(ratios(ours, theirs))
     interval.middle, interval.low, interval.high
 
 A ratio is that of two neighbours in time: what else a machine does hits both, and cancels out.
@@ -14,12 +15,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
-__all__ = ["Interval", "percentile", "ratios"]
+__all__ = ["Interval", "in_turn", "percentile", "quantile", "ratios"]
 
 _OUTSIDE = 0.025  # on each side
 _RESAMPLES = 1000
 
+T = TypeVar("T")
 Runs = Sequence[Sequence[float]]
 
 
@@ -66,10 +69,39 @@ class Interval:
         return cls(ratio(pairs), drawn[outside], drawn[-1 - outside])
 
 
+def in_turn(rounds: int, *measures: Callable[[], T], warm_ups: int = 1) -> list[list[T]]:
+    """Each of them once a round, every other round backwards.
+
+    Args:
+        warm_ups: Rounds before those that count.
+
+    Returns:
+        For each of them what it measured in the rounds that count.
+    """
+    found: list[list[T]] = [[] for _ in measures]
+    for number in range(-warm_ups, rounds):
+        pairs = list(zip(measures, found, strict=True))
+        for measure, figures in pairs[:: -1 if number % 2 else 1]:
+            figure = measure()
+            if number >= 0:
+                figures.append(figure)
+    return found
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The least value that is not below so many percent of all."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def quantile(values: Sequence[float], part: float) -> float | None:
+    """By linear interpolation between the sorted values; None without any."""
+    if not values:
+        return None
+    ordered, place = sorted(values), part * (len(values) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -275,14 +275,14 @@ class _Run:
             start = time.perf_counter()
             value = call()
             wall_s = time.perf_counter() - start
-            self._cpu[-1] += (self._client.cpu_s() - cpu) / self._client.times
+            self._cpu[-1] += self._client.cpu_s() - cpu
         finally:
             gc.enable()
         for name, count in self._counted().items():
             self._calls[-1][name] += count - calls[name]
         server_after = self._probe.cpu_s()
         if server_before is not None and server_after is not None:
-            self._server_cpu[-1] += (server_after - server_before) / self._client.times
+            self._server_cpu[-1] += server_after - server_before
         return value, wall_s if self._client.wall_s is None else self._client.wall_s
 
     def _counted(self) -> dict[str, int]:

@@ -12,11 +12,13 @@ cannot outlive us; kvferry-load ends when its load is done.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -28,10 +30,13 @@ from kvferry.config import ClientConfig
 __all__ = [
     "DelayProcess",
     "FloorProcess",
+    "LineProcess",
     "LinkProcess",
     "ProgramError",
     "TunProcess",
+    "figures_of_module",
     "find_program",
+    "python_process",
     "run_load",
 ]
 
@@ -63,31 +68,82 @@ def find_program(name: str) -> str:
     raise ProgramError(f"{file} is not built; run `make native`, or name its KVFERRY_BIN_DIR")
 
 
-class _Program:
-    """A child that speaks lines on stdout and ends with its stdin."""
+class LineProcess:
+    """A child that speaks lines on stdout and ends with its stdin.
 
-    def __init__(self, name: str, arguments: list[str], environ: dict[str, str]) -> None:
-        self._name = name
+    Args:
+        command: Its words.
+        environ: Variables beside ours.
+        name: What to call it in errors.
+        stop_s: How long it may take to end; then it is killed.
+        signal: That ends it, where the end of its stdin does not; 0: it does.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        *,
+        name: str = "",
+        stop_s: float = 5.0,
+        signal: int = 0,
+    ) -> None:
+        self._name, self._stop_s, self._signal = name or command[0], stop_s, signal
         self._process = subprocess.Popen(
-            [find_program(name), *arguments],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environ},
+            env={**os.environ, **(environ or {})},
         )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    def line(self) -> str:
+        """Its next line.
+
+        Raises:
+            ProgramError: It has ended; the text holds its last words.
+        """
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return line.strip()
+        _, words = self._process.communicate()
+        raise ProgramError(f"{self._name} failed: {words.strip()[-500:] or 'no output'}")
+
+    def first_line(self) -> str:
+        """The same; without one the program is closed."""
+        try:
+            return self.line()
+        except BaseException:
+            self.close()
+            raise
+
+    def tell(self, words: str) -> None:
+        """Write it a line."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `line` tells why
+            self._process.stdin.write(f"{words}\n")
+            self._process.stdin.flush()
+
+    def ask(self, words: str = "") -> str:
+        """Write it a line; the line that it answers."""
+        self.tell(words)
+        return self.line()
+
     def close(self) -> None:
         """End the child and wait for it; idempotent."""
         process = self._process
         assert process.stdin is not None
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        if self._signal and process.poll() is None:
+            process.send_signal(self._signal)
         try:
-            process.wait(5)
+            process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -101,12 +157,41 @@ class _Program:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return line
-        _, words = self._process.communicate()
-        raise ProgramError(f"kvferry-{self._name} failed: {words.strip() or 'no output'}")
+
+class _Program(LineProcess):
+    """One of ours."""
+
+    def __init__(
+        self, name: str, words: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__([find_program(name), *words], environ, name=f"kvferry-{name}")
+
+
+def python_process(module: str, *words: object, stop_s: float = 15.0) -> LineProcess:
+    """A module of ours as a program, `python -m`."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    return LineProcess(command, name=module, stop_s=stop_s)
+
+
+def figures_of_module(module: str, *words: object, said: str = "", limit_s: float = 300.0) -> Any:
+    """Run a module of ours as a program to its end; the JSON that it printed.
+
+    Args:
+        said: Its standard input, for what is no word of a command line.
+
+    Raises:
+        ProgramError: It failed, or took longer than `limit_s`.
+    """
+    command = [sys.executable, "-m", module, *map(str, words)]
+    try:
+        done = subprocess.run(
+            command, input=said, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProgramError(f"{module} took longer than {limit_s:g} s") from None
+    if done.returncode:
+        raise ProgramError(f"{module} failed: {done.stderr.strip()[-300:] or 'no output'}")
+    return json.loads(done.stdout)
 
 
 class FloorProcess(_Program):
@@ -166,13 +251,7 @@ class FloorProcess(_Program):
 
     def round(self) -> dict[str, Any]:
         """Run one round; see kvferry-floor for the fields."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: _line() tells why
-        row: dict[str, Any] = json.loads(self._line())
+        row: dict[str, Any] = json.loads(self.ask())
         return row
 
 
@@ -208,8 +287,6 @@ def _address(config: ClientConfig) -> list[str]:
     words = ["--host", config.host, "--port", str(config.port)]
     if not config.tls:
         return words
-    if config.tls_key_password is not None:
-        raise ProgramError("kvferry-floor cannot open a key file that has a password")
     options = {
         "--tls-ca": config.tls_ca_file,
         "--tls-cert": config.tls_cert_file,
@@ -224,31 +301,14 @@ class LinkProcess(_Program):
     With `log` it writes a line there for each command that passes; see native/bench/wire_log.hpp.
     """
 
-    def _said(self) -> str:
-        """The first line; without one the program is closed."""
-        try:
-            return self._line().strip()
-        except BaseException:
-            self.close()
-            raise
-
     def set_rtt(self, rtt_ms: float) -> None:
         """From now on; what is under way stays in order."""
-        self._ask(f"rtt {rtt_ms!r}")
+        self.ask(f"rtt {rtt_ms!r}")
 
     def bytes_passed(self) -> tuple[int, int]:
         """To the server and from it, so far; the log is complete up to now."""
-        up, down = self._ask("count").split()
+        up, down = self.ask("count").split()
         return int(up), int(down)
-
-    def _ask(self, words: str) -> str:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{words}\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: _line() tells why
-        return self._line()
 
 
 class DelayProcess(LinkProcess):
@@ -265,8 +325,8 @@ class DelayProcess(LinkProcess):
     ) -> None:
         words = ["--upstream-host", config.host, "--upstream-port", str(config.port)]
         words += ["--port", str(port), "--rtt-ms", str(rtt_ms), "--log", log]
-        super().__init__("delay", [*words, *(["--split"] if split else [])], {})
-        self.port = int(self._said())
+        super().__init__("delay", [*words, *(["--split"] if split else [])])
+        self.port = int(self.first_line())
 
 
 class TunProcess(LinkProcess):
@@ -277,6 +337,6 @@ class TunProcess(LinkProcess):
 
     def __init__(self, *, rtt_ms: float, network: int, log: str = "") -> None:
         words = ["--rtt-ms", str(rtt_ms), "--network", str(network), "--log", log]
-        super().__init__("link", words, {})
-        self.host = self._said()
+        super().__init__("link", words)
+        self.host = self.first_line()
         self.enter = ("nsenter", f"--target={self.pid}", "--net", "--")

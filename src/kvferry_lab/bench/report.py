@@ -1,4 +1,8 @@
-"""How figures are shown: lines and a table for people, one JSON object per row.
+"""How rows of `kvferry bench client` are shown: lines, a table, and a plot.
+
+A plot has GB/s over the points of a sweep, or without one the ladder of clients up to the floor:
+
+    redis-py -> pure Python -> native -> bare sockets
 
 The lines have the form and the unit of the published guides, GB of 2^30 bytes, so that theirs can
 be laid beside them. Table and JSON count GB of 10^9 bytes.
@@ -9,57 +13,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvferry_lab.bench.clients import NOTED_TYPES
+from kvferry.cli.table import number, table
+from kvferry_lab.bench.client_plan import NOTED_TYPES
 from kvferry_lab.bench.measure import Row
-from kvferry_lab.output import command_line, machine_facts, machine_line, package_versions
+from kvferry_lab.drawing import drawing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["header", "say_header", "say_rows"]
+__all__ = ["ladder", "say_rows", "write_plot"]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 _UNITS = "GB above: 2^30 bytes, as in the guides; below and in JSON: 10^9"
 _NOTED = (*NOTED_TYPES, "redis-py")
 _DONE = {"set": ("written", "Wrote"), "get": ("read", "Read")}
-_COLUMNS = (
-    "client",
-    "op",
-    "MiB",
-    "conns",
-    "GB/s",
-    "p50 ms",
-    "p99 ms",
-    "client s/GB",
-    "server s/GB",
-    "x floor",
-    "CPU x floor",
-    "verified GB",
+_FIELDS = {"size": ("chunk_bytes", "value size, MiB"), "workers": ("connections", "connections")}
+_FLOOR = "floor"
+_RUNGS = (
+    *("single-pool", "multi-pool", "redis-py-async", "redis-py", "glide", "lmcache"),
+    *("custom", "pure", "native", _FLOOR),
 )
-
-
-def header(server: dict[str, str]) -> dict[str, Any]:
-    """The head of every result: command, machine, versions, server."""
-    return {
-        "command": command_line(),
-        "machine": machine_facts(),
-        "versions": package_versions(),
-        "server": server,
-    }
-
-
-def say_header(console: Console, facts: dict[str, Any]) -> None:
-    """The header for people."""
-    settings = ", ".join(f"{name} {value!r}" for name, value in facts["server"].items())
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    for name, text in (
-        ("command", facts["command"]),
-        ("machine", machine_line(facts["machine"])),
-        ("versions", versions),
-        ("server", settings),
-    ):
-        console.print(f"{name + ':':<10}{text}", highlight=False, markup=False, soft_wrap=True)
+_COLUMNS = (
+    *("client", "op", "MiB", "conns", "GB/s", "p50 ms", "p99 ms"),
+    *("client s/GB", "server s/GB", "x floor", "CPU x floor", "verified GB"),
+)
 
 
 def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None:
@@ -68,8 +46,6 @@ def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None
     Args:
         calls: Also how often the client waited and called its sockets, where it counts that.
     """
-    from rich.table import Table
-
     points: dict[str, list[Row]] = {}
     for row in rows:
         point = f"{row.client}, {row.chunk_bytes / _MIB:g} MiB, {row.connections} connections"
@@ -89,11 +65,8 @@ def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None
     for line in _gains(rows):
         console.print(line, highlight=False)
 
-    table = Table(*_COLUMNS, title="GB = 10^9 bytes; p50 and p99 per batch, to its last byte")
-    for row in rows:
-        if row.error is None:
-            table.add_row(*_cells(row))
-    console.print(table)
+    console.print("GB = 10^9 bytes; p50 and p99 per batch, to its last byte", highlight=False)
+    console.print(table(_COLUMNS, [_cells(row) for row in rows if row.error is None]))
     if any(row.verified_bytes for row in rows) and not any(row.error for row in rows):
         console.print("All tests passed", highlight=False)
 
@@ -151,20 +124,70 @@ def _gib_s(row: Row) -> float:
 
 
 def _cells(row: Row) -> list[str]:
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
     return [
         row.client,
         row.op,
         f"{row.chunk_bytes / _MIB:g}",
         str(row.connections),
-        number(row.gbps, 2),
-        number(row.p50_ms, 2),
-        number(row.p99_ms, 2),
-        number(row.client_cpu_s_per_gb, 3),
-        number(row.server_cpu_s_per_gb, 3),
+        *(number(value) for value in (row.gbps, row.p50_ms, row.p99_ms)),
+        *(number(value, 3) for value in (row.client_cpu_s_per_gb, row.server_cpu_s_per_gb)),
         number(row.floor_ratio, 3),
-        number(row.floor_cpu_ratio, 2),
-        f"{row.verified_bytes / 1e9:.2f}",
+        number(row.floor_cpu_ratio),
+        number(row.verified_bytes / 1e9),
     ]
+
+
+def write_plot(file: str, rows: Sequence[Row], sweep: str | None) -> None:
+    """Over the points of a sweep a line for each client and operation, and one for its floor
+    (dashed); without a sweep the ladder."""
+    shown = [row for row in rows if row.gbps is not None]
+    with drawing(file) as (axes,):
+        if sweep is None:
+            _draw_ladder(axes, shown)
+        else:
+            _draw_lines(axes, shown, *_FIELDS[sweep])
+        if shown:
+            axes.legend(fontsize="small")
+
+
+def ladder(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """GB/s by operation and client, slow kinds first; the best floor of an operation last."""
+    found: dict[str, dict[str, float]] = {}
+    for op in dict.fromkeys(row.op for row in rows):
+        of_op = [row for row in rows if row.op == op and row.gbps is not None]
+        rungs = {row.client: row.gbps or 0.0 for row in of_op}
+        if floors := [row.floor_gbps for row in of_op if row.floor_gbps]:
+            rungs[_FLOOR] = max(floors)
+        if rungs:
+            found[op] = {name: rungs[name] for name in sorted(rungs, key=_rung)}
+    return found
+
+
+def _rung(client: str) -> int:
+    return _RUNGS.index(client) if client in _RUNGS else -1
+
+
+def _draw_ladder(axes: Any, rows: Sequence[Row]) -> None:
+    found = ladder(rows)
+    names = sorted({name for rungs in found.values() for name in rungs}, key=_rung)
+    height = 0.8 / max(1, len(found))
+    for index, (op, rungs) in enumerate(found.items()):
+        places = [names.index(name) + (index - (len(found) - 1) / 2) * height for name in rungs]
+        bars = axes.barh(places, list(rungs.values()), height, label=op)
+        axes.bar_label(bars, fmt="%.2f", fontsize="small", padding=2)
+    axes.set_yticks(range(len(names)), names)
+    sizes = sorted({row.chunk_bytes / _MIB for row in rows})
+    axes.set_xlabel(f"GB/s, values of {', '.join(f'{size:g}' for size in sizes)} MiB")
+
+
+def _draw_lines(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:
+    for client, op in dict.fromkeys((row.client, row.op) for row in rows):
+        line = [row for row in rows if (row.client, row.op) == (client, op)]
+        places = [getattr(row, field) / (_MIB if field == "chunk_bytes" else 1) for row in line]
+        drawn = axes.plot(places, [row.gbps for row in line], "o-", label=f"{client} {op}")[0]
+        if all(row.floor_gbps for row in line):
+            floor = [row.floor_gbps for row in line]
+            axes.plot(places, floor, "--", color=drawn.get_color(), label=f"floor {op}", alpha=0.6)
+    axes.set_xlabel(label)
+    axes.set_ylabel("GB/s")
+    axes.set_ylim(bottom=0)

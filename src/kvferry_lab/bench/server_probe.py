@@ -20,9 +20,8 @@ from kvferry.client.pure.connection import Disconnected
 from kvferry.client.pure.resp import Reply
 from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
-from kvferry_lab.bench.data import Chunks
 
-__all__ = ["ClusterProbe", "ServerProbe", "fill", "open_probe", "server_of", "shards_of"]
+__all__ = ["ClusterProbe", "ServerProbe", "open_probe", "server_of", "shards_of"]
 
 Address: TypeAlias = tuple[str, int]
 _TIMEOUT_S = 60.0
@@ -144,14 +143,6 @@ def _connect(config: ClientConfig) -> socket.socket:
         link = shake_hands(link, context, name, time.monotonic() + _TIMEOUT_S)
         link.settimeout(_TIMEOUT_S)
     return link
-
-
-def fill(chunks: Chunks, probe: ServerProbe) -> None:
-    """Write every key through the probe, so that reads find it."""
-    for batch in chunks.batches():
-        chunks.next_write(batch)
-        for index, source in zip(batch, chunks.sources, strict=False):
-            probe.set(chunks.keys[index], source)
 
 
 def open_probe(config: ClientConfig) -> ServerProbe:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,16 +22,9 @@ from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.programs import run_load
 from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.cli.options import option
 
-__all__ = [
-    "LoadPlan",
-    "LoadRow",
-    "call_program",
-    "memtier_load",
-    "memtier_stats",
-    "program_address",
-    "redis_load",
-]
+__all__ = ["LoadPlan", "LoadRow", "RedisLoadPlan", "memtier_load", "redis_load"]
 
 _TRIES = 3
 _LATENCIES_MS = {"p50_ms": "p50.00", "p99_ms": "p99.00"}
@@ -38,28 +32,47 @@ _LATENCIES_MS = {"p50_ms": "p50.00", "p99_ms": "p99.00"}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """What is asked for.
+    """What is asked for, as memtier_benchmark is asked.
 
     Attributes:
-        sets, gets: So many SETs, then so many GETs, and again.
-        requests: Of each connection; None is all keys of the range, as memtier counts them.
-        connections: All together; memtier has `threads` with as many each.
-        pattern: Of the keys of SETs and GETs: two letters of R, S, G, P (and Z: memtier alone).
-        digits: To which the numbers in keys are padded.
+        digits: To which the numbers in keys are padded; 0: not at all.
     """
 
-    sets: int = 1
-    gets: int = 10
-    requests: int | None = 10_000
-    clients: int = 50
-    threads: int = 4
-    pipeline: int = 1
-    size_bytes: int = 32
-    key_minimum: int = 0
-    key_maximum: int = 10_000_000
-    pattern: str = "RR"
-    prefix: str = "memtier-"
+    host: str = option("localhost", "The server.", "-h", "--host", "-s", "--server")
+    port: int = option(6379, "Its port.", "-p", "--port")
+    ratio: str = option("1:10", "SETs to GETs.")
+    requests: str = option("10000", "Requests of each client, or allkeys.", "-n", "--requests")
+    clients: int = option(50, "Connections of a thread.", "-c", "--clients", least=1)
+    threads: int = option(4, "Threads.", "-t", "--threads", least=1)
+    pipeline: int = option(1, "Commands in flight.", least=1)
+    data_size: int = option(32, "Bytes of a value.", "-d", "--data-size", least=1)
+    key_prefix: str = option("memtier-", "How keys begin.")
+    key_minimum: int = option(0, "First key.", least=0)
+    key_maximum: int = option(10_000_000, "Last key.", least=0)
+    key_pattern: str = option("R:R", "How SETs and GETs choose keys: R, S, G, P or Z each.")
+    hide_histogram: bool = option(False, "Show no histogram; none is shown anyway.")
     digits: int = 0
+
+    def __post_init__(self) -> None:
+        for name, pattern, text in (
+            ("--ratio", r"\d+:\d+", self.ratio),
+            ("--requests", r"allkeys|[1-9]\d*", self.requests),
+            ("--key-pattern", r"[RSGPZ]:[RSGPZ]", self.key_pattern),
+        ):
+            if not re.fullmatch(pattern, text):
+                raise UsageError(f"{name} cannot be {text!r}")
+        if not sum(self.shares):
+            raise UsageError(f"--ratio {self.ratio} asks for nothing")
+        if "P" in self.key_pattern and self.key_pattern != "P:P":
+            raise UsageError("--key-pattern P is for SETs and GETs alike")
+        if self.key_minimum > self.key_maximum:
+            raise UsageError("--key-minimum is above --key-maximum")
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """So many SETs, then so many GETs, and again."""
+        sets, gets = map(int, self.ratio.split(":"))
+        return sets, gets
 
     @property
     def connections(self) -> int:
@@ -68,11 +81,53 @@ class LoadPlan:
 
     @property
     def each(self) -> int:
-        """Requests of one connection."""
-        if self.requests is not None:
-            return self.requests
+        """Requests of one connection; all keys are counted as memtier counts them."""
+        if self.requests != "allkeys":
+            return int(self.requests)
         span = self.key_maximum - self.key_minimum
-        return span // self.connections + 1 if self.pattern == "PP" else max(1, span)
+        return span // self.connections + 1 if self.key_pattern == "P:P" else max(1, span)
+
+    @property
+    def config(self) -> ClientConfig:
+        """The server, with the credentials of the environment."""
+        return ClientConfig.from_env(host=self.host, port=self.port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisLoadPlan:
+    """What is asked for, as redis-benchmark is asked."""
+
+    host: str = option("127.0.0.1", "Server.", "-h")
+    port: int = option(6379, "Its port.", "-p")
+    clients: int = option(50, "Connections.", "-c", least=1)
+    requests: int = option(100_000, "Commands, in all.", "-n", least=1)
+    keys: int | None = option(None, "Random keys of so many.  [default: one key]", "-r", least=1)
+    size_bytes: int = option(3, "Bytes of a value.", "-d", least=1)
+    pipeline: int = option(1, "Commands in flight.", "-P", least=1)
+    tests: str = option("set,get", "Which of set and get, with a comma.", "-t")
+
+    @property
+    def ops(self) -> list[str]:
+        """The operations, one after the other."""
+        asked = self.tests.lower().split(",")
+        if not set(asked) <= {"set", "get"}:
+            raise UsageError("-t knows set and get")
+        return [op for op in ("set", "get") if op in asked]
+
+    def load(self, op: str) -> LoadPlan:
+        """One of the operations, as memtier would be asked for it."""
+        return LoadPlan(
+            host=self.host,
+            port=self.port,
+            ratio={"set": "1:0", "get": "0:1"}[op],
+            clients=self.clients,
+            threads=1,
+            pipeline=self.pipeline,
+            data_size=self.size_bytes,
+            key_maximum=(self.keys or 1) - 1,
+            key_prefix="key:" if self.keys else "key:__rand_int__",
+            digits=12 if self.keys else 0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,28 +146,29 @@ class LoadRow:
     p99_ms: float
 
 
-def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str]:
+def memtier_load(load: LoadPlan) -> tuple[list[LoadRow], str]:
     """Make the load; returns the rows, and why it was not memtier_benchmark that made it.
 
     Raises:
         UnavailableError: The program failed; the text holds its last words.
         UsageError: That pattern is memtier's alone.
     """
+    config = load.config
     program, why = _find("memtier_benchmark", config)
     if program is None:
-        if "Z" in load.pattern:
+        if "Z" in load.key_pattern:
             raise UsageError(f"--key-pattern Z needs the original: {why}")
         return _own_load(config, load, load.each * load.connections), why
-    stats = memtier_stats(
+    stats = _memtier_stats(
         [
-            *(program, *program_address(config, "-s", "-S"), "--hide-histogram"),
-            *(f"--ratio={load.sets}:{load.gets}", f"--requests={load.each}"),
+            *(program, "-s", load.host, "-p", str(load.port), "--hide-histogram"),
+            *(f"--ratio={load.ratio}", f"--requests={load.each}"),
             *(f"--clients={load.clients}", f"--threads={load.threads}"),
-            *(f"--pipeline={load.pipeline}", f"--data-size={load.size_bytes}"),
+            *(f"--pipeline={load.pipeline}", f"--data-size={load.data_size}"),
             # Its default is 0, which it does not take as a word.
             *([f"--key-minimum={load.key_minimum}"] if load.key_minimum else []),
             f"--key-maximum={load.key_maximum}",
-            *(f"--key-pattern={':'.join(load.pattern)}", f"--key-prefix={load.prefix}"),
+            *(f"--key-pattern={load.key_pattern}", f"--key-prefix={load.key_prefix}"),
         ]
     )
     rows = []
@@ -123,7 +179,7 @@ def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], s
         rate = found["Ops/sec"]
         misses = found["Misses/sec"] / rate if op == "get" and rate else 0.0
         times = {name: found["Percentile Latencies"][of] for name, of in _LATENCIES_MS.items()}
-        gbps = rate * load.size_bytes / 1e9
+        gbps = rate * load.data_size / 1e9
         if op == "get":  # values have the size that they were stored with
             gbps = found.get("KB/sec RX", found["KB/sec"]) * 1024 / 1e9
         rows.append(
@@ -139,7 +195,7 @@ def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], s
     return rows, why
 
 
-def memtier_stats(command: list[str]) -> dict[str, Any]:
+def _memtier_stats(command: list[str]) -> dict[str, Any]:
     """What memtier_benchmark counted, by kind of command.
 
     Now and then it takes the time of a thread from nowhere, and reports a rate of 0: then it is
@@ -151,36 +207,33 @@ def memtier_stats(command: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kvferry-") as directory:
         report = Path(directory, "memtier.json")
         for _ in range(_TRIES):
-            call_program([*command, f"--json-out-file={report}"])
+            _call_program([*command, f"--json-out-file={report}"])
             stats: dict[str, Any] = json.loads(report.read_text())["ALL STATS"]
             if stats["Totals"]["Ops/sec"]:
                 return stats
     raise UnavailableError("memtier_benchmark gave no figure")
 
 
-def redis_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str]:
-    """The same as redis-benchmark makes it: all SETs, then all GETs, of `requests` together."""
+def redis_load(plan: RedisLoadPlan) -> tuple[list[LoadRow], str]:
+    """The same as redis-benchmark makes it: all SETs, then all GETs."""
+    loads = {op: plan.load(op) for op in plan.ops}
+    config = ClientConfig.from_env(host=plan.host, port=plan.port)
     program, why = _find("redis-benchmark", config)
-    total = load.requests or 1
-    ops = [op for op, share in (("set", load.sets), ("get", load.gets)) if share]
     if program is None:
-        rows = []
-        for op in ops:
-            alone = {"set": (1, 0), "get": (0, 1)}[op]
-            rows += _own_load(config, load, total, alone)
-        return rows, why
-    random = ["-r", str(load.key_maximum + 1)] if load.digits else []
-    said = call_program(
+        found = (_own_load(config, load, plan.requests) for load in loads.values())
+        return [row for rows in found for row in rows], why
+    said = _call_program(
         [
-            *(program, *program_address(config, "-h", "-s"), "--csv", "-t", ",".join(ops), *random),
-            *("-n", str(total), "-c", str(load.connections)),
-            *("-P", str(load.pipeline), "-d", str(load.size_bytes)),
+            *(program, "-h", plan.host, "-p", str(plan.port), "--csv", "-t", ",".join(loads)),
+            *(["-r", str(plan.keys)] if plan.keys else []),
+            *("-n", str(plan.requests), "-c", str(plan.clients)),
+            *("-P", str(plan.pipeline), "-d", str(plan.size_bytes)),
         ]
     )
     lines = [line for line in said.splitlines() if line.startswith('"')]
     rows = []
     for line in csv.DictReader(lines):
-        rate, times = float(line["rps"]), [float(line[f"p{n}_latency_ms"]) for n in (50, 99)]
+        rate = float(line["rps"])
         if not math.isfinite(rate):
             raise UsageError("redis-benchmark counts milliseconds, and it took less: ask for more")
         rows.append(
@@ -188,47 +241,42 @@ def redis_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str
                 op=line["test"].lower(),
                 program="redis-benchmark",
                 ops_per_s=rate,
-                gbps=rate * load.size_bytes / 1e9,
+                gbps=rate * plan.size_bytes / 1e9,
                 misses=0.0,
-                p50_ms=times[0],
-                p99_ms=times[1],
+                p50_ms=float(line["p50_latency_ms"]),
+                p99_ms=float(line["p99_latency_ms"]),
             )
         )
     return rows, why
 
 
-def _own_load(
-    config: ClientConfig, load: LoadPlan, requests: int, ratio: tuple[int, int] | None = None
-) -> list[LoadRow]:
-    sets, gets = ratio or (load.sets, load.gets)
+def _own_load(config: ClientConfig, load: LoadPlan, requests: int) -> list[LoadRow]:
+    sets, gets = load.shares
     numbers = {
         "requests": requests,
         "connections": min(load.connections, requests),
         "pipeline": load.pipeline,
         "sets": sets,
         "gets": gets,
-        "size-bytes": load.size_bytes,
+        "size-bytes": load.data_size,
         "key-minimum": load.key_minimum,
         "key-maximum": load.key_maximum,
         "key-digits": load.digits,
     }
-    found = run_load(config, numbers, load.pattern, load.prefix)
-    rows = []
-    for op in ("set", "get"):
-        tally = found[op]
-        if count := tally["count"]:
-            rows.append(
-                LoadRow(
-                    op=op,
-                    program="kvferry-load",
-                    ops_per_s=count / found["wall_s"],
-                    gbps=tally["bytes"] / found["wall_s"] / 1e9,
-                    misses=tally["misses"] / count,
-                    p50_ms=tally["p50_ms"],
-                    p99_ms=tally["p99_ms"],
-                )
-            )
-    return rows
+    found = run_load(config, numbers, load.key_pattern.replace(":", ""), load.key_prefix)
+    return [
+        LoadRow(
+            op=op,
+            program="kvferry-load",
+            ops_per_s=tally["count"] / found["wall_s"],
+            gbps=tally["bytes"] / found["wall_s"] / 1e9,
+            misses=tally["misses"] / tally["count"],
+            p50_ms=tally["p50_ms"],
+            p99_ms=tally["p99_ms"],
+        )
+        for op in ("set", "get")
+        if (tally := found[op])["count"]
+    ]
 
 
 def _find(program: str, config: ClientConfig) -> tuple[str | None, str]:
@@ -244,19 +292,13 @@ def _find(program: str, config: ClientConfig) -> tuple[str | None, str]:
     return found, "" if found else f"{program} is not on PATH"
 
 
-def program_address(config: ClientConfig, host: str, path: str) -> list[str]:
-    if config.unix_path is not None:
-        return [path, config.unix_path]
-    return [host, config.host, "-p", str(config.port)]
-
-
-def call_program(command: list[str], data: bytes = b"") -> str:
+def _call_program(command: list[str]) -> str:
     """Run a program of others; what it wrote.
 
     Raises:
         UnavailableError: It failed; the text holds its last words.
     """
-    done = subprocess.run(command, input=data, capture_output=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
         raise UnavailableError(f"{Path(command[0]).name} failed: {words}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
+
+from kvferry_lab.cli.options import option, options_of
+from kvferry_lab.output import progress
 
 if TYPE_CHECKING:
     from kvferry_lab.demo.run import DemoResult, DemoSettings
@@ -16,29 +17,25 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Demo:
+    """What to run."""
+
+    store: str = option("embedded", "The URL of a server, or `embedded`.", metavar="URL")
+    tokens: int | None = option(None, "Tokens of the prompt.", least=2)
+    chunk_tokens: int | None = option(None, "Tokens per chunk.", least=1)
+    seed: int = option(0, "Seed of the random weights.", least=0)
+    small: bool = option(False, "Use a smaller model and prompt.")
+    as_json: bool = option(False, "One JSON object on standard output.", "--json")
+
+
 @click.command(
     epilog="Example: kvferry demo --tokens 6000.  Exit codes: 0 the tokens are the same and "
     "loading beat computing; 1 not so, or something failed: the reason is on standard error; "
     "2 usage; 130 interrupted."
 )
-@click.option(
-    "--store", default="embedded", metavar="URL", help="The URL of a server, or `embedded`."
-)
-@click.option("--tokens", type=click.IntRange(2), help="Tokens of the prompt.")
-@click.option("--chunk-tokens", type=click.IntRange(1), help="Tokens per chunk.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the random weights.")
-@click.option("--small", is_flag=True, help="Use a smaller model and prompt.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.pass_context
-def demo(
-    ctx: click.Context,
-    store: str,
-    tokens: int | None,
-    chunk_tokens: int | None,
-    seed: int,
-    small: bool,
-    as_json: bool,
-) -> None:
+@options_of(_Demo)
+def demo(ctx: click.Context, /, o: _Demo) -> None:
     """Show KV surviving its process: the same tokens, far sooner.
 
     A small transformer reads the project's own documents. Process 1 computes their KV and stores
@@ -52,9 +49,9 @@ def demo(
         raise click.ClickException(
             "the demo needs NumPy: run `pip install 'kvferry[numpy,embedded]'`"
         ) from None
-    with _progress() as progress:
-        result = run_demo(_settings(store, tokens, chunk_tokens, seed, small), progress)
-    if as_json:
+    with progress(lambda text: click.echo(text, err=True)) as say:
+        result = run_demo(_settings(o), say)
+    if o.as_json:
         click.echo(json.dumps(result.as_json()))
     else:
         _print(result)
@@ -63,30 +60,15 @@ def demo(
     ctx.exit(1 if result.failures else 0)
 
 
-def _settings(
-    store: str, tokens: int | None, chunk_tokens: int | None, seed: int, small: bool
-) -> DemoSettings:
+def _settings(o: _Demo) -> DemoSettings:
     from kvferry_lab.demo.run import SMALL, DemoSettings
 
-    settings = replace(SMALL if small else DemoSettings(), store=store, seed=seed)
-    if tokens is not None:
-        settings = replace(settings, tokens=tokens)
-    if chunk_tokens is not None:
-        settings = replace(settings, model=replace(settings.model, page_tokens=chunk_tokens))
+    settings = replace(SMALL if o.small else DemoSettings(), store=o.store, seed=o.seed)
+    if o.tokens is not None:
+        settings = replace(settings, tokens=o.tokens)
+    if o.chunk_tokens is not None:
+        settings = replace(settings, model=replace(settings.model, page_tokens=o.chunk_tokens))
     return settings
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """The current step on standard error: a spinner on a terminal, else one line per step."""
-    from kvferry.cli.table import console
-
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield lambda text: click.echo(text, err=True)
-        return
-    with err.status("starting") as status:
-        yield status.update
 
 
 def _print(result: DemoResult) -> None:

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
 import click
 
 from kvferry.base.errors import UnavailableError
-from kvferry.cli.numbers import Number
+from kvferry_lab.cli.options import option, options_of
+from kvferry_lab.output import progress
 
 __all__ = ["doctor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Examination:
+    """What is looked at, and how it is shown."""
+
+    file: str | None = option(
+        None,
+        "File of settings.  [default: KVFERRY_CONFIG_FILE, then LMCACHE_CONFIG_FILE, if set]",
+        "--config",
+        metavar="FILE",
+    )
+    as_json: bool = option(False, "One JSON object on standard output.", "--json")
+    everything: bool = option(False, "Also list the checks that are fine.", "--all")
+    quick: bool = option(False, "A short look at bandwidth: seconds, 2 GiB at most.")
+    no_bandwidth: bool = option(False, "Write nothing and measure no rate.")
+    peer: str | None = option(
+        None, "Where --serve runs: compare with bare TCP.", metavar="HOST[:PORT]"
+    )
+    serve: str | None = option(
+        None,
+        "Be such a peer, for ten minutes; this host alone reaches it without an address.",
+        metavar="[ADDRESS[:PORT]]",
+        is_flag=False,
+        flag_value="127.0.0.1",
+    )
+    model: str | None = option(
+        None,
+        "A name of `kvferry roi --list`, a config.json, or its directory.",
+        metavar="NAME|FILE",
+    )
+    gpu: str | None = option(None, "What computes that model, e.g. h100.", metavar="NAME")
+    gpus: int = option(1, "How many GPUs.", least=1)
+    prefill_tokens_s: float | None = option(
+        None, "What your engine was measured to prefill; wins over --gpu.", above=0
+    )
+    prefix_tokens: int = option(8192, "The prefix to compare.", least=1)
 
 
 @click.command(
@@ -20,70 +57,18 @@ __all__ = ["doctor"]
     "--gpu h100"
 )
 @click.argument("url", required=False)
-@click.option(
-    "--config",
-    "file",
-    metavar="FILE",
-    help="File of settings.  [default: KVFERRY_CONFIG_FILE, then LMCACHE_CONFIG_FILE, if set]",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
-@click.option("--quick", is_flag=True, help="A short look at bandwidth: seconds, 2 GiB at most.")
-@click.option("--no-bandwidth", is_flag=True, help="Write nothing and measure no rate.")
-@click.option("--peer", metavar="HOST[:PORT]", help="Where --serve runs: compare with bare TCP.")
-@click.option(
-    "--serve",
-    metavar="[ADDRESS[:PORT]]",
-    is_flag=False,
-    flag_value="127.0.0.1",
-    help="Be such a peer, for ten minutes; this host alone reaches it without an address.",
-)
-@click.option(
-    "--model",
-    metavar="NAME|FILE",
-    help="A name of `kvferry roi --list`, a config.json, or its directory.",
-)
-@click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many GPUs.")
-@click.option(
-    "--prefill-tokens-s",
-    type=Number(0, min_open=True),
-    help="What your engine was measured to prefill; wins over --gpu.",
-)
-@click.option(
-    "--prefix-tokens",
-    type=click.IntRange(1),
-    default=8192,
-    show_default=True,
-    help="The prefix to compare.",
-)
-@click.pass_context
-def doctor(
-    ctx: click.Context,
-    url: str | None,
-    file: str | None,
-    as_json: bool,
-    everything: bool,
-    quick: bool,
-    no_bandwidth: bool,
-    peer: str | None,
-    serve: str | None,
-    model: str | None,
-    gpu: str | None,
-    gpus: int,
-    prefill_tokens_s: float | None,
-    prefix_tokens: int,
-) -> None:
+@options_of(_Examination)
+def doctor(ctx: click.Context, /, o: _Examination, url: str | None) -> None:
     """Look at a server, the way to it and this host; say what to change.
 
     URL is the client's, with all of its settings; without it they come from the environment
     (KVFERRY_RESP_URL and others) or a file. Nothing is changed; the bandwidth probe writes keys
     under kvferry:doctor: only, for seconds, and deletes them.
     """
-    if serve is not None:
-        if url or peer:
+    if o.serve is not None:
+        if url or o.peer:
             raise click.UsageError("--serve looks at no server: it takes no URL and no --peer")
-        _serve(serve)
+        _serve(o.serve)
         return
     from kvferry.cli.table import console
     from kvferry.config import load_client_config
@@ -91,41 +76,39 @@ def doctor(
     from kvferry_lab.doctor.examine import worst
     from kvferry_lab.doctor.facts import Severity
     from kvferry_lab.doctor.prefill import Engine
-    from kvferry_lab.doctor.report import as_json as to_json
-    from kvferry_lab.doctor.report import say
+    from kvferry_lab.doctor.report import as_json, say
     from kvferry_lab.doctor.run import DoctorPlan, run_doctor
     from kvferry_lab.doctor.traffic import Limits
     from kvferry_lab.roi.models import find_model
 
-    shape = find_model(model) if model else None
+    shape = find_model(o.model) if o.model else None
     engine = Engine(
-        gpu=gpu.lower() if gpu else None,
-        gpus=gpus,
-        prefill_tokens_s=prefill_tokens_s,
-        prefix_tokens=prefix_tokens,
+        gpu=o.gpu.lower() if o.gpu else None,
+        gpus=o.gpus,
+        prefill_tokens_s=o.prefill_tokens_s,
+        prefix_tokens=o.prefix_tokens,
     )
     if shape is not None:
         engine.compute_s(shape)  # an unknown GPU is told before the work
-    limits = None if no_bandwidth else Limits.quick() if quick else Limits()
-    config = load_client_config(find_config_file(file, None, FILE_VARIABLES), url=url)
+    config = load_client_config(find_config_file(o.file, None, FILE_VARIABLES), url=url)
     del url  # it may carry a password, and error reporters show variables
     plan = DoctorPlan(
         config=config,
-        limits=limits,
+        limits=None if o.no_bandwidth else Limits.quick() if o.quick else Limits(),
         model=shape,
         engine=engine,
-        peer=_endpoint("--peer", peer) if peer else None,
+        peer=_endpoint("--peer", o.peer) if o.peer else None,
     )
     try:
-        with _progress() as progress:
-            facts, findings = run_doctor(plan, progress)
+        with progress() as say_step:
+            facts, findings = run_doctor(plan, say_step)
     except UnavailableError as error:
         click.echo(f"kvferry: {error}", err=True)
         ctx.exit(2)
-    if as_json:
-        click.echo(json.dumps(to_json(facts, findings), indent=1))
+    if o.as_json:
+        click.echo(json.dumps(as_json(facts, findings), indent=1))
     else:
-        say(console(), facts, findings, everything=everything)
+        say(console(), facts, findings, everything=o.everything)
     ctx.exit(1 if worst(findings) >= Severity.WARN else 0)
 
 
@@ -153,16 +136,3 @@ def _endpoint(option: str, text: str) -> tuple[str, int]:
     if not host:
         raise click.UsageError(f"{option}: no address")
     return host, port or PORT
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """The current step on standard error, on a terminal; silence elsewhere."""
-    from kvferry.cli.table import console
-
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield lambda _: None
-        return
-    with err.status("starting") as status:
-        yield status.update

@@ -5,20 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from kvferry.cli.numbers import Number
+from kvferry_lab.cli.options import option, options_of
 from kvferry_lab.output import DRAWING, OutputFile
 
 if TYPE_CHECKING:
     from kvferry_lab.trace.format import Trace, TraceOptions
     from kvferry_lab.trace.replay import Replayer
 
-__all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
+__all__ = ["capacities_of_text", "policies_of_text", "progress_bar", "trace"]
 
 _ORDERS = {"leaf-first": (True,), "plain": (False,), "both": (True, False)}
 _UNITS = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -34,77 +34,58 @@ def trace() -> None:
     """Replay recorded requests through the index and the policies of the engine."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Replay:
+    """What is replayed, with which caches, and where points go."""
+
+    preset: Literal["published"] | None = option(
+        None, "Replay the documents of kvferry lab long-doc-qa with that preset."
+    )
+    policy: str | None = option(
+        None, "Policies to replay with, e.g. LRU,ARC.  [default: all]", metavar="LIST"
+    )
+    capacity: str | None = option(
+        None,
+        "Sizes to replay with: chunks, MB, GB, TB (2^20, 2^30, 2^40 bytes), or a part of what the "
+        "trace needs, e.g. 1000,64GB,90%.  [default: five parts]",
+        metavar="LIST",
+    )
+    bytes_per_token: int = option(
+        131072, "KV of one token; the default is that of an 8B model with GQA in 16 bits.", least=1
+    )
+    order: str = option("leaf-first", "What leaves.", kind=click.Choice(list(_ORDERS)))
+    block_tokens: int | None = option(
+        None, "Tokens of a block of the file, where unusual.", least=1
+    )
+    chunk_tokens: int | None = option(
+        None, "Tokens of a chunk of the cache: several blocks.", least=1
+    )
+    limit: int | None = option(None, "Replay so many requests at most.", least=1)
+    users: int = option(40, "Sessions at a time, in agentic traces.", least=1)
+    warm: float = option(0.5, "Part of the system prompt that sessions share.", least=0, most=1)
+    as_json: bool = option(False, "One JSON object on standard output.", "--json")
+    csv_file: Path | None = option(
+        None, "Write a line for each point.", "--csv", kind=OutputFile(path_type=Path)
+    )
+    plot_file: Path | None = option(
+        None,
+        "Draw hit rate over capacity: PNG or SVG.",
+        "--plot",
+        kind=OutputFile(*DRAWING, path_type=Path),
+    )
+
+
 @trace.command(
     epilog="Exit codes: 0 replayed, 1 a chunk was wrong or missing or the store failed, 2 usage "
     "or no trace, 130 interrupted.  Example: kvferry trace replay "
     "conversation_trace.jsonl --policy LRU,ARC --capacity 1000,5000,1024GB --csv hits.csv"
 )
 @click.argument("files", nargs=-1, type=_FILE, metavar="FILE...")
-@click.option(
-    "--preset",
-    type=click.Choice(["published"]),
-    help="Replay the documents of kvferry lab long-doc-qa with that preset.",
-)
-@click.option(
-    "--policy", metavar="LIST", help="Policies to replay with, e.g. LRU,ARC.  [default: all]"
-)
-@click.option(
-    "--capacity",
-    metavar="LIST",
-    help="Sizes to replay with: chunks, MB, GB, TB (2^20, 2^30, 2^40 bytes), or a part of what the "
-    "trace needs, e.g. 1000,64GB,90%.  [default: five parts]",
-)
-@click.option(
-    "--bytes-per-token",
-    type=click.IntRange(1),
-    default=131072,
-    show_default=True,
-    help="KV of one token; the default is that of an 8B model with GQA in 16 bits.",
-)
-@click.option(
-    "--order",
-    type=click.Choice(list(_ORDERS)),
-    default="leaf-first",
-    show_default=True,
-    help="What leaves.",
-)
-@click.option(
-    "--block-tokens", type=click.IntRange(1), help="Tokens of a block of the file, where unusual."
-)
-@click.option(
-    "--chunk-tokens", type=click.IntRange(1), help="Tokens of a chunk of the cache: several blocks."
-)
-@click.option("--limit", type=click.IntRange(1), help="Replay so many requests at most.")
-@click.option(
-    "--users",
-    type=click.IntRange(1),
-    default=40,
-    show_default=True,
-    help="Sessions at a time, in agentic traces.",
-)
-@click.option(
-    "--warm",
-    type=Number(0, 1),
-    default=0.5,
-    show_default=True,
-    help="Part of the system prompt that sessions share.",
-)
+@options_of(_Replay)
 @click.option(
     "--store", metavar="URL", help="Also move and verify bytes here; 'embedded' starts a store."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option(
-    "--csv", "csv_file", type=OutputFile(path_type=Path), help="Write a line for each point."
-)
-@click.option(
-    "--plot",
-    "plot_file",
-    type=OutputFile(*DRAWING, path_type=Path),
-    help="Draw hit rate over capacity: PNG or SVG.",
-)
-def replay(
-    files: Sequence[Path], as_json: bool, csv_file: Path | None, plot_file: Path | None, **o: Any
-) -> None:
+def replay(ctx: click.Context, /, o: _Replay, files: Sequence[Path], store: str | None) -> None:
     """Replay traces and print what each policy hits with each capacity.
 
     FILE is a trace of Mooncake or Qwen-Bailian (JSON lines with hash_ids), sessions of coding
@@ -112,58 +93,50 @@ def replay(
     is a chunk in an unbroken run from the beginning of its request.
     """
     from kvferry.cli.table import console
-    from kvferry.config.setting import policy_name
-    from kvferry_lab.bench.plot import check_plot
+    from kvferry_lab.drawing import check_plot
     from kvferry_lab.trace import report
     from kvferry_lab.trace.format import TraceOptions, load_trace
-    from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
+    from kvferry_lab.trace.replay import Replay
 
-    if plot_file:
+    if o.plot_file:
         check_plot()
-    words = words_of(o["policy"]) if o["policy"] else POLICIES
-    policies = [policy_name(word) or word for word in words]
-    for policy in policies:
-        new_cache(policy, 1, True)  # an unknown one is told before the work
-    if not (files or o["preset"]):
+    policies = policies_of_text(o.policy)
+    if not (files or o.preset):
         raise click.UsageError("name a FILE of recorded requests, or a --preset")
-    options = TraceOptions(
-        **{name: o[name] for name in ("block_tokens", "chunk_tokens", "limit", "users", "warm")}
-    )
-    store = o.pop("store")  # it may carry a password, and error reporters show variables
+    names = ("block_tokens", "chunk_tokens", "limit", "users", "warm")
+    options = TraceOptions(**{name: getattr(o, name) for name in names})
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
-        traces = [_documents(o["preset"], options)] if o["preset"] else []
+        traces = [_documents(o.preset, options)] if o.preset else []
         for file in files:
             bar.begin(f"reading {file.name}", None)
             read = load_trace(file, options, bar.at)
             twin = any(read.name == other.name for other in traces)
             traces.append(replace(read, name=str(file)) if twin else read)
-        sizes = [trace.chunk_tokens * o["bytes_per_token"] for trace in traces]
+        sizes = [trace.chunk_tokens * o.bytes_per_token for trace in traces]
         wanted = [
-            capacities_of_text(o["capacity"], size, trace)
-            if o["capacity"]
-            else capacities_of(trace)
+            capacities_of_text(o.capacity, size, trace)
             for trace, size in zip(traces, sizes, strict=True)
         ]
         plan = Replay(
             traces=traces,
             policies=policies,
             capacities=wanted,
-            leaf_first=_ORDERS[o["order"]],
+            leaf_first=_ORDERS[o.order],
             chunk_bytes=sizes,
         )
         replayer: Replayer | None = None
         if store is not None:
             largest = max(max(many) * size for many, size in zip(wanted, sizes, strict=True))
             replayer = stack.enter_context(_replayer(store, largest))
-        del store
+        del store  # it may carry a password, and error reporters show variables
         bar.begin("replaying", plan.requests)
         points = list(plan.run(bar.advance, replayer))
-    if csv_file:
-        report.write_csv(csv_file, points)
-    if plot_file:
-        report.write_plot(plot_file, points)
-    if as_json:
+    if o.csv_file:
+        report.write_points(o.csv_file, points)
+    if o.plot_file:
+        report.write_plot(o.plot_file, points)
+    if o.as_json:
         click.echo(report.as_json(traces, points))
     else:
         report.say(console(), traces, points)
@@ -192,15 +165,33 @@ def _documents(preset: str, options: TraceOptions) -> Trace:
     return Trace.of(preset, "documents", chunk_tokens, (hashes[one] for one in asked))
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a list with commas."""
+def policies_of_text(text: str | None) -> list[str]:
+    """The policies of a list with commas; None: all.
+
+    Raises:
+        UsageError: One of them is unknown; it is told before the work.
+    """
+    from kvferry.config.setting import policy_name
+    from kvferry_lab.trace.replay import POLICIES, new_cache
+
+    policies = [policy_name(word) or word for word in (_words(text) if text else POLICIES)]
+    for policy in policies:
+        new_cache(policy, 1, True)
+    return policies
+
+
+def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def capacities_of_text(text: str, chunk_bytes: int, trace: Trace) -> list[int]:
-    """Chunks for each word of a list; of sizes so many as fit."""
+def capacities_of_text(text: str | None, chunk_bytes: int, trace: Trace) -> list[int]:
+    """Chunks for each word of a list; of sizes so many as fit. None: parts of the trace."""
+    from kvferry_lab.trace.replay import capacities_of
+
+    if not text:
+        return capacities_of(trace)
     found = []
-    for word in words_of(text):
+    for word in _words(text):
         unit = _UNITS.get(word[-2:].upper())
         try:
             if word.endswith("%"):

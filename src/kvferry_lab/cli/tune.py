@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvferry.cli.numbers import Number
+from kvferry_lab.cli.options import option, options_of
 
 if TYPE_CHECKING:
     from kvferry.config import ClientConfig
-    from kvferry_lab.tune.points import Grid, TuneResult
+    from kvferry_lab.tune.points import TuneResult
 
 __all__ = ["tune"]
 
 _MIB = 1 << 20
-_PLAIN = ("budget_s", "full", "get_weight", "allow_eviction", "seed")  # as they are in Tune
 
 
 def _count(word: str) -> int:
@@ -35,16 +34,30 @@ def _mib(word: str) -> int:
     return size_bytes
 
 
-def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Reads numbers with commas between them."""
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """What to try, and for how long."""
 
-    def values(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[Any, ...]:
-        try:
-            return tuple(read(word.strip()) for word in text.split(",")) if text else ()
-        except (ValueError, OverflowError):
-            raise click.BadParameter(f"{text!r} is no list like 1,2,4", ctx, param) from None
-
-    return values
+    file: Path | None = option(
+        None,
+        "What to read and write.  [default: KVFERRY_CONFIG_FILE]",
+        "--config",
+        kind=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+    dry_run: bool = option(False, "Write nothing.")
+    as_json: bool = option(False, "One JSON object on standard output.", "--json")
+    budget_s: float = option(60.0, "Most seconds of it.", least=1)
+    full: bool = option(False, "Then try the whole grid and compare: minutes.")
+    mib: int = option(64, "MiB that a measurement moves.", least=1, most=4096)
+    get_weight: float = option(2.0, "Bytes read for each byte written.", least=0.01, most=100)
+    allow_eviction: bool = option(False, "Go on where the server has to evict keys.")
+    connections: tuple[int, ...] = option(
+        (), "Numbers of connections to try, e.g. 4,8,16.", kind=_count
+    )
+    workers: tuple[int, ...] = option((), "Numbers of I/O threads to try.", kind=_count)
+    chunks: tuple[int, ...] = option((), "Sizes of values to try, in MiB.", kind=_mib)
+    seed: int = option(0, "Seed of the order of measurements.")
 
 
 @click.command(
@@ -53,41 +66,8 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     "Example: kvferry tune redis://cache-1:6379 --config kvferry.yaml"
 )
 @click.argument("url", required=False)
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="What to read and write.  [default: KVFERRY_CONFIG_FILE]",
-)
-@click.option("--dry-run", is_flag=True, help="Write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option(
-    "--budget-s", type=Number(1), default=60.0, show_default=True, help="Most seconds of it."
-)
-@click.option("--full", is_flag=True, help="Then try the whole grid and compare: minutes.")
-@click.option(
-    "--mib",
-    type=click.IntRange(1, 4096),
-    default=64,
-    show_default=True,
-    help="MiB that a measurement moves.",
-)
-@click.option(
-    "--get-weight",
-    type=Number(0.01, 100),
-    default=2.0,
-    show_default=True,
-    help="Bytes read for each byte written.",
-)
-@click.option("--allow-eviction", is_flag=True, help="Go on where the server has to evict keys.")
-@click.option(
-    "--connections", callback=_list(_count), help="Numbers of connections to try, e.g. 4,8,16."
-)
-@click.option("--workers", callback=_list(_count), help="Numbers of I/O threads to try.")
-@click.option("--chunks", callback=_list(_mib), help="Sizes of values to try, in MiB.")
-@click.option("--seed", type=int, default=0, help="Seed of the order of measurements.")
-def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **options: Any) -> None:
+@options_of(_Search)
+def tune(ctx: click.Context, /, o: _Search, url: str | None) -> None:
     """Find the fastest settings for a server and write them to the configuration file.
 
     The server is URL, or that of the file or of the environment. Measured are connections, workers
@@ -102,25 +82,35 @@ def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **opt
         raise click.ClickException("tuning needs NumPy: pip install 'kvferry[numpy]'") from None
     from kvferry.config import save_client_settings
     from kvferry.config.file import FILE_VARIABLE, find_config_file
+    from kvferry_lab.tune.points import Grid
 
-    file = find_config_file(file)
-    if file is None and not dry_run:
+    file = find_config_file(o.file)
+    if file is None and not o.dry_run:
         raise click.UsageError(
             f"name the file to write with --config or {FILE_VARIABLE}, or add --dry-run"
         )
     config = _server(url, file)
     del url  # it may carry a password, and error reporters show variables
+    axes: dict[str, Any] = {
+        "connections": o.connections,
+        "workers": o.workers,
+        "chunk_bytes": o.chunks,
+    }
     run = Tune(
         config=config,
-        grid=_grid(options),
-        size_bytes=options["mib"] * _MIB,
-        **{name: options[name] for name in _PLAIN},
+        grid=Grid(**{axis: values for axis, values in axes.items() if values}),
+        size_bytes=o.mib * _MIB,
+        budget_s=o.budget_s,
+        full=o.full,
+        get_weight=o.get_weight,
+        allow_eviction=o.allow_eviction,
+        seed=o.seed,
     )
     result = run.run(lambda text: click.echo(text, err=True))
-    if file is not None and not dry_run:
+    if file is not None and not o.dry_run:
         save_client_settings(file, result.client, others={"tuned": result.tuned})
-    written = None if dry_run else file
-    if as_json:
+    written = None if o.dry_run else file
+    if o.as_json:
         click.echo(json.dumps({**result.as_json(), "written": written and str(written)}))
     else:
         _print(result, written)
@@ -134,17 +124,6 @@ def _server(url: str | None, file: Path | None) -> ClientConfig:
     environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
     is_there = file is not None and file.exists()
     return load_client_config(file if is_there else None, environ=environ, url=url)
-
-
-def _grid(options: dict[str, Any]) -> Grid:
-    from kvferry_lab.tune.points import Grid
-
-    axes = {
-        "connections": options["connections"],
-        "workers": options["workers"],
-        "chunk_bytes": options["chunks"],
-    }
-    return Grid(**{axis: values for axis, values in axes.items() if values})
 
 
 def _print(result: TuneResult, written: Path | None) -> None:

@@ -1,8 +1,6 @@
 """What a cache is worth to a real vLLM: the time to the first token, cold and from the store.
 
-    plan = EnginePlan(
-        python=python, model=model, environment={}, store=store, integrations=["none", "mp"]
-    )
+    plan = EnginePlan(python=python, model=model, integrations="none,mp")
     rows = run(plan, say=print)
 
 For each round and each integration in turn: an empty store, a new engine, the prompts of this round
@@ -23,8 +21,9 @@ The engines are real and so are the waits: a round takes minutes. Threads: the c
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,13 +31,23 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from kvferry.embedded.program import ServerBinary
+import click
+
+from kvferry.base.errors import UsageError
+from kvferry.base.host import usable_cores
+from kvferry.embedded.program import ServerBinary, find_server
 from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.cli.options import REQUIRED, option
 from kvferry_lab.engines.engine_process import EngineProcess, Generated
-from kvferry_lab.engines.integrations import IntegrationSetting, OpenIntegration, open_integration
+from kvferry_lab.engines.integrations import (
+    INTEGRATIONS,
+    IntegrationSetting,
+    OpenIntegration,
+    open_integration,
+)
 from kvferry_lab.servers.lab_server import LabServer
 
-__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run", "setting_of"]
+__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run"]
 
 _QUIET_S = 1.5  # nothing new in the store for so long: it is all there
 _QUIET_WITHIN_S = 60.0
@@ -46,47 +55,76 @@ WORDS = range(300, 2000)  # token ids
 _TICK = [5, 6, 7]
 
 
+_PATH = click.Path(exists=True, path_type=Path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """What to measure.
+    """What to measure. A prompt has one token more than is said."""
 
-    Attributes:
-        python: The engine's interpreter.
-        model: A folder.
-        environment: Variables for its processes.
-        store: The server program.
-        integrations: Of `integrations.INTEGRATIONS`.
-        rival_python: The interpreter for the integration "lmcache".
-        prompt_tokens, prompts, answer_tokens, rounds: Sizes; a prompt has one token more.
-        one_process: The engine core in the engine's process, which starts sooner.
-        threads: Of the engine; all cores that are free.
-        dtype, block_size, chunk_tokens: Of the engine and its chunks.
-        memory_gb, tier_spec: See `IntegrationSetting`.
-    """
+    python: Path = option(REQUIRED, "Interpreter of vLLM's environment.", kind=_PATH)
+    model: Path = option(REQUIRED, "Folder of the model.", kind=_PATH)
+    integrations: str = option("none,tier,connector,mp", "Which ones, in this order.")
+    rival_python: Path | None = option(
+        None, "The interpreter of vLLM with LMCache, to compare it too.", kind=_PATH
+    )
+    store: Path | None = option(None, "Server program.  [default: the wheel's Valkey]", kind=_PATH)
+    prompt_tokens: int = option(4096, "Length of a prompt.")
+    prompts: int = option(2, "Prompts in a round.")
+    answer_tokens: int = option(16, "Length of an answer.")
+    rounds: int = option(2, "How often all is repeated.")
+    chunk_tokens: int = option(256, "Tokens of a chunk.")
+    block_size: int = option(128, "The block size of vLLM.")
+    memory_gb: float = option(0.5, "Host memory of a cache.", above=0)
+    dtype: str = option("bfloat16", "The type of vLLM's numbers.")
+    threads: int | None = option(None, "Threads of the engine.  [default: all cores]")
+    one_process: bool = option(False, "Run the engine core in vLLM's process, which starts sooner.")
+    tier_spec: str = option("", "Class of the tier's spec, in the place of vLLM's: MODULE:NAME.")
+    module_path: tuple[Path, ...] = option(
+        (), "Where that module is.", kind=_PATH, multiple=True, like=""
+    )
 
-    python: Path
-    model: Path
-    environment: Mapping[str, str]
-    store: ServerBinary
-    integrations: Sequence[str]
-    rival_python: Path | None = None
-    rival_environment: Mapping[str, str] = field(default_factory=dict)
-    prompt_tokens: int = 4096
-    prompts: int = 2
-    answer_tokens: int = 16
-    rounds: int = 2
-    one_process: bool = False
-    threads: int = 2
-    dtype: str = "bfloat16"
-    block_size: int = 128
-    chunk_tokens: int = 256
-    memory_gb: float = 0.5
-    tier_spec: tuple[str, str | None] | None = None
+    def __post_init__(self) -> None:
+        unknown = set(self.names) - set(INTEGRATIONS)
+        if unknown or ("lmcache" in self.names and not self.rival_python):
+            raise UsageError(f"no such integration, or no --rival-python for it: {sorted(unknown)}")
+
+    @property
+    def names(self) -> list[str]:
+        """The integrations to compare."""
+        names = self.integrations.split(",")
+        return [*names, *(["lmcache"] if self.rival_python and "lmcache" not in names else [])]
+
+    @property
+    def server(self) -> ServerBinary:
+        """The server program.
+
+        Raises:
+            StoreError: There is none.
+        """
+        return find_server(self.store)
 
     def asked(self, turn: int) -> list[list[int]]:
         """The prompts of a round."""
         draw = Random(f"kvferry {turn}")
         return [draw.choices(WORDS, k=self.prompt_tokens + 1) for _ in range(self.prompts)]
+
+    def setting(self, integration: str, port: int) -> IntegrationSetting:
+        """The settings of an integration over the store at a port."""
+        python = (self.rival_python if integration == "lmcache" else None) or self.python
+        paths = [str(path.absolute()) for path in self.module_path]
+        own = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+        own["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [own.get("PYTHONPATH")])])
+        own["PATH"] = f"{python.absolute().parent}{os.pathsep}{own.get('PATH', os.defpath)}"
+        module, _, spec = self.tier_spec.rpartition(":")
+        return IntegrationSetting(
+            store_port=port,
+            python=python.absolute(),
+            environment=own,
+            chunk_tokens=self.chunk_tokens,
+            memory_gb=self.memory_gb,
+            tier_spec=(spec, module or None) if spec else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,14 +205,12 @@ class EngineRow:
 
 def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
     """Measure; one that fails has its reason in its row, and is left out from then on."""
-    rows = {integration: EngineRow(integration) for integration in plan.integrations}
-    with LabServer(plan.store, ["maxmemory 8gb"]) as server:
+    names = plan.names
+    rows = {integration: EngineRow(integration) for integration in names}
+    with LabServer(plan.server, ["maxmemory 8gb"]) as server:
         for turn in range(plan.rounds):
-            order = [
-                *plan.integrations[turn % len(plan.integrations) :],
-                *plan.integrations[: turn % len(plan.integrations)],
-            ]
-            for integration in order:
+            first = turn % len(names)
+            for integration in names[first:] + names[:first]:
                 row = rows[integration]
                 if row.error:
                     continue
@@ -230,29 +266,14 @@ def _pass(said: list[Generated], moved: int) -> Pass:
     )
 
 
-def setting_of(plan: EnginePlan, integration: str, port: int) -> IntegrationSetting:
-    """The settings of an integration over the store at a port."""
-    rival = integration == "lmcache"
-    python = plan.rival_python if rival else plan.python
-    assert python is not None, "the integration lmcache needs its own environment"
-    return IntegrationSetting(
-        store_port=port,
-        python=python,
-        environment=plan.rival_environment if rival else plan.environment,
-        chunk_tokens=plan.chunk_tokens,
-        memory_gb=plan.memory_gb,
-        tier_spec=plan.tier_spec,
-    )
-
-
 @contextmanager
 def open_engine(
     plan: EnginePlan, integration: str, port: int
 ) -> Iterator[tuple[EngineProcess, OpenIntegration]]:
     """A new engine behind an integration, over the store at a port."""
-    setting = setting_of(plan, integration, port)
+    setting = plan.setting(integration, port)
     engine = {
-        "model": str(plan.model),
+        "model": str(plan.model.absolute()),
         "dtype": plan.dtype,
         "enforce_eager": True,
         "block_size": plan.block_size,
@@ -271,7 +292,7 @@ def open_engine(
             engine,
             setting.environment,
             one_process=plan.one_process,
-            threads=plan.threads,
+            threads=plan.threads or usable_cores(),
         ) as process:
             yield process, opened
 

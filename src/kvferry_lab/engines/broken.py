@@ -38,8 +38,8 @@ _MORE_TOKENS = 7  # than one chunk
 def run_broken(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure; one object for each integration and way, times in milliseconds."""
     rows = []
-    with LabServer(plan.store) as idle, open_engine(plan, "none", idle.port) as (plain, _):
-        for integration in plan.integrations:
+    with LabServer(plan.server) as idle, open_engine(plan, "none", idle.port) as (plain, _):
+        for integration in plan.names:
             for way in WAYS if integration != "none" else [""]:
                 say(f"broken store: {integration} {way}")
                 row: dict[str, Any] = {"integration": integration, "way": way}
@@ -71,7 +71,7 @@ def say_broken_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
 def _one(plan: EnginePlan, integration: str, way: str, plain: EngineProcess) -> dict[str, float]:
     draw = Random(f"kvferry {integration} {way}")
     with (
-        LabServer(plan.store) as store,
+        LabServer(plan.server) as store,
         open_engine(plan, integration, store.port) as (engine, opened),
     ):
         for _ in range(_WARM_UP):

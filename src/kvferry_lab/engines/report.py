@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvferry.base.host import usable_cores
 from kvferry.cli.table import number, table
+from kvferry_lab.drawing import drawing
 from kvferry_lab.engines.bench import EnginePlan, EngineRow
-from kvferry_lab.output import command_line, machine_facts, machine_line
+from kvferry_lab.engines.engine_process import versions_of
+from kvferry_lab.output import run_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["header", "say_header", "say_rows", "write_plot"]
+__all__ = ["header", "say_rows", "write_plot"]
 
 _COLUMNS = (
-    "integration",
-    "cold",
-    "again",
-    "memory",
-    "warm",
-    "ratio",
-    "hit tokens",
-    "MB",
-    "wrong",
+    *("integration", "cold", "again", "memory", "warm", "ratio"),
+    *("hit tokens", "MB", "wrong"),
 )
 
 
-def header(plan: EnginePlan, versions: dict[str, str]) -> dict[str, Any]:
+def header(plan: EnginePlan) -> dict[str, Any]:
     """Command, machine, versions and sizes."""
-    return {
-        "command": command_line(),
-        "machine": machine_facts(),
-        "versions": {**versions, plan.store.kind: plan.store.version},
-        "model": plan.model.name,
-        "prompt_tokens": plan.prompt_tokens,
-        "prompts": plan.prompts,
-        "rounds": plan.rounds,
-        "layout": "one process" if plan.one_process else "processes",
-        "threads": plan.threads,
-        "dtype": plan.dtype,
-        "block_size": plan.block_size,
-        "chunk_tokens": plan.chunk_tokens,
-        "memory_gb": plan.memory_gb,
-    }
-
-
-def say_header(console: Console, facts: dict[str, Any]) -> None:
-    """The header for people."""
-    shown = {**facts, "machine": machine_line(facts["machine"])}
-    shown["versions"] = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
-    for name, value in shown.items():
-        console.print(f"{name + ':':<15}{value}", highlight=False, markup=False, soft_wrap=True)
+    store, sizes = plan.server, ("prompt_tokens", "prompts", "rounds", "dtype", "block_size")
+    return run_facts(
+        {**versions_of(plan.python, plan.rival_python), store.kind: store.version},
+        model=plan.model.name,
+        layout="one process" if plan.one_process else "processes",
+        threads=plan.threads or usable_cores(),
+        **{name: getattr(plan, name) for name in (*sizes, "chunk_tokens", "memory_gb")},
+    )
 
 
 def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
@@ -73,24 +53,18 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
 
 def write_plot(file: str, rows: Sequence[EngineRow]) -> None:
     """Two bars each: time to the first token, cold and warm, with every single one as a dot."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     shown = [row for row in rows if row.cold and row.warm]
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for offset, which in ((-0.2, "cold"), (0.2, "warm")):
-        places = [index + offset for index in range(len(shown))]
-        bars = axes.bar(places, [row.ttft_s(which) for row in shown], 0.36, label=which)
-        axes.bar_label(bars, fmt="%.2f", fontsize="small")
-        for place, row in zip(places, shown, strict=True):
-            dots = [value for one in getattr(row, which) for value in one.ttft_s]
-            axes.plot([place] * len(dots), dots, "k.", markersize=3)
-    axes.set_xticks(range(len(shown)), [row.integration for row in shown])
-    axes.set_ylabel("time to the first token, s")
-    axes.grid(alpha=0.3, axis="y")
-    axes.legend()
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    with drawing(file) as (axes,):
+        for offset, which in ((-0.2, "cold"), (0.2, "warm")):
+            places = [index + offset for index in range(len(shown))]
+            bars = axes.bar(places, [row.ttft_s(which) for row in shown], 0.36, label=which)
+            axes.bar_label(bars, fmt="%.2f", fontsize="small")
+            for place, row in zip(places, shown, strict=True):
+                dots = [value for one in getattr(row, which) for value in one.ttft_s]
+                axes.plot([place] * len(dots), dots, "k.", markersize=3)
+        axes.set_xticks(range(len(shown)), [row.integration for row in shown])
+        axes.set_ylabel("time to the first token, s")
+        axes.legend()
 
 
 def _cells(row: EngineRow) -> list[str]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.base.host import usable_cores
 from kvferry.cli.table import number, table
 from kvferry_lab.bench.server_probe import ServerProbe
-from kvferry_lab.engines.bench import EnginePlan, setting_of
+from kvferry_lab.engines.bench import EnginePlan
 from kvferry_lab.engines.engine_process import EngineError, quiet_environment
 from kvferry_lab.engines.integrations import open_integration
 from kvferry_lab.engines.vllm_server import EngineServer
@@ -35,8 +36,8 @@ _TAKEN = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "request_throughput", "
 def run_serve_bench(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure; one object for each integration and pass. One that fails has an ``error``."""
     rows = []
-    with LabServer(plan.store, ["maxmemory 8gb"]) as store:
-        for integration in plan.integrations:
+    with LabServer(plan.server, ["maxmemory 8gb"]) as store:
+        for integration in plan.names:
             with ServerProbe(store.config) as probe:
                 probe.command("FLUSHALL")
             for which in ("empty store", "full store"):
@@ -72,9 +73,9 @@ def row_hits(row: dict[str, Any]) -> str:
 
 
 def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
-    setting = setting_of(plan, integration, store_port)
+    setting = plan.setting(integration, store_port)
     arguments = [
-        *(str(plan.model), "--dtype", plan.dtype, "--enforce-eager", "--seed", "0"),
+        *(str(plan.model.absolute()), "--dtype", plan.dtype, "--enforce-eager", "--seed", "0"),
         *("--block-size", str(plan.block_size), "--max-num-seqs", "4"),
         *("--max-model-len", str(plan.prompt_tokens + _SUFFIX_TOKENS + 256)),
         *("--max-num-batched-tokens", "2048"),
@@ -83,7 +84,9 @@ def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
         if opened.transfer:
             arguments += ["--kv-transfer-config", json.dumps(opened.transfer)]
         command = setting.python.with_name("vllm")
-        with EngineServer(command, arguments, setting.environment, threads=plan.threads) as server:
+        with EngineServer(
+            command, arguments, setting.environment, threads=plan.threads or usable_cores()
+        ) as server:
             found = _load(plan, command, setting.environment, server.url)
             hits = server.metrics().get("vllm:external_prefix_cache_hits_total", 0.0)
             return {**found, "hit_tokens": hits}
@@ -93,7 +96,7 @@ def _load(plan: EnginePlan, command: Path, environment: Any, url: str) -> dict[s
     with tempfile.TemporaryDirectory(prefix="kvferry-bench-") as folder:
         words = [
             *(str(command), "bench", "serve", "--backend", "openai", "--base-url", url),
-            *("--model", "model", "--tokenizer", str(plan.model), "--seed", "1"),
+            *("--model", "model", "--tokenizer", str(plan.model.absolute()), "--seed", "1"),
             *("--dataset-name", "prefix_repetition", "--ignore-eos", "--max-concurrency", "2"),
             *("--num-prompts", str(plan.prompts * _REQUESTS_A_PREFIX)),
             *("--prefix-repetition-num-prefixes", str(plan.prompts)),

@@ -11,34 +11,22 @@ limit. Leaving the ``with`` ends the server and all that it started.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from kvferry_lab.engines.engine_process import EngineChild, quiet_environment
-from kvferry_lab.openai_client import streamed
+from kvferry_lab.openai_client import Answer, OpenAIClient
 from kvferry_lab.servers.lab_server import free_port
 
-__all__ = ["Completion", "EngineServer"]
+__all__ = ["EngineServer"]
 
 _SAMPLE = re.compile(r"(\w[\w:]*)(?:\{.*\})? ([-+.\w]+)$")
 _END_S = 30.0
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One streamed answer."""
-
-    tokens: list[int]
-    ttft_s: float
-    seconds: float
 
 
 class EngineServer(EngineChild):
@@ -64,6 +52,7 @@ class EngineServer(EngineChild):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._limit_s = limit_s
+        self._client = OpenAIClient(f"{self.url}/v1", limit_s=limit_s, direct=True)
         words = ["serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
         super().__init__(
             [command, *words, "--served-model-name", "model"],
@@ -80,31 +69,19 @@ class EngineServer(EngineChild):
         """Whether the process that was started has ended."""
         return self._process.poll() is not None
 
-    def complete(self, prompt: Sequence[int], tokens: int = 8) -> Completion:
-        """Complete a prompt, greedily, by exactly so many tokens.
+    def complete(self, prompt: Sequence[int], tokens: int = 8) -> Answer:
+        """Complete a prompt, greedily, by exactly so many tokens; they are `Answer.tokens`.
 
         Raises:
             EngineError: The request failed.
         """
-        asked = {
-            "model": "model",
-            "prompt": list(prompt),
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-        began = time.monotonic()
-        first_s = 0.0
-        said: list[int] = []
-        for event in self._events("/v1/completions", asked):
-            for choice in event.get("choices", ()):
-                said += choice.get("token_ids") or []
-                first_s = first_s or (time.monotonic() - began if said else 0.0)
-        if len(said) != tokens:
-            raise self._failed(f"{len(said)} tokens in place of {tokens}")
-        return Completion(said, first_s, time.monotonic() - began)
+        answer = self._client.complete(
+            "model", prompt, tokens, temperature=0, ignore_eos=True, return_token_ids=True
+        )
+        if answer.error or len(answer.tokens) != tokens:
+            why = answer.error or f"{len(answer.tokens)} tokens in place of {tokens}"
+            raise self._failed(f"a request failed: {why}")
+        return answer
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over their labels."""
@@ -122,16 +99,6 @@ class EngineServer(EngineChild):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
         self.kill()
-
-    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The server-sent events of one request."""
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            yield from streamed(request, self._limit_s)
-        except OSError as error:
-            raise self._failed(f"a request failed: {error}") from error
 
     def _await_ready(self, deadline: float) -> None:
         while time.monotonic() < deadline:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.base.errors import UsageError
+from kvferry_lab.bench.intervals import quantile
 from kvferry_lab.latency.experiment import CellRun
 from kvferry_lab.openai_client import Answer
-from kvferry_lab.tokens import quantile
 
 __all__ = ["LatencyRow", "Slope", "published", "read_rows", "row_of", "series_of", "slopes"]
 
@@ -108,7 +108,7 @@ def row_of(run: CellRun) -> LatencyRow:
         ttft_min_s=ttft[0] if ttft else None,
         ttft_p50_s=quantile(ttft, 0.5),
         ttft_p99_s=quantile(ttft, 0.99),
-        e2e_p50_s=quantile(sorted(answer.seconds for answer in fine), 0.5),
+        e2e_p50_s=quantile([answer.seconds for answer in fine], 0.5),
         inter_token_s=_mean(_inter_token_s(answer) for answer in fine),
         inter_token_after_first_s=_mean(_after_first_s(answer) for answer in fine),
         tokens_s_mean=_mean(answer.output_tokens / answer.seconds for answer in fine),

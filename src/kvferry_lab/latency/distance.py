@@ -66,6 +66,12 @@ class FarStore:
     log: Path
     link: LinkProcess
 
+    @property
+    def way(self) -> str:
+        """The link for people."""
+        speed = "" if self.gbps is None else f", {self.gbps:.2f} GB/s without a distance"
+        return f"{self.kind}{speed}"
+
     def set_rtt(self, rtt_ms: float) -> None:
         """From now on."""
         self.link.set_rtt(rtt_ms)

@@ -24,7 +24,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, product
@@ -32,11 +31,12 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from kvferry.base.errors import UnavailableError
+from kvferry.base.errors import UnavailableError, UsageError
+from kvferry_lab.cli.options import option
 from kvferry_lab.latency.distance import FarStore
 from kvferry_lab.openai_client import Answer, OpenAIClient, retrieves
+from kvferry_lab.openai_load import SentTask, ask_all, letters_per_token, random_text
 from kvferry_lab.servers.lab_server import served
-from kvferry_lab.tokens import random_text
 
 __all__ = [
     "CLIENTS",
@@ -63,10 +63,22 @@ _HITS_OF_THREE = 2  # in a mixed workload
 _WARM_UP, _WARM_UP_PAUSE_S, _WARM_UP_LIMIT_S = 12, 0.5, 30.0
 _CHUNK_TOKENS = 256
 _AGAIN_S = 0.5
-_PROBE_LETTERS = 400
 # Nine prompts of 40,960 tokens take three minutes to be written at 1,000 ms.
 _QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.1, 900.0
 _READS = frozenset(("EXISTS", "TOUCH", "GET", "MGET", "GETRANGE", "STRLEN", "HGET", "HMGET"))
+
+
+def _time_ms(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 60_000:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,28 +86,45 @@ class LatencyPlan:
     """What to run.
 
     Attributes:
-        rtt_ms: Distances, in ms.
-        requests: Of each cell that are counted.
         cell_s: After that time a cell begins no request; it has one at least.
-        prefill_tokens_per_s, decode_tokens_per_s, bytes_per_token: Of serve-demo.
-        base_url: Of another server, whose store is at the far end of the link, or wherever it is.
-        wait_s: So long it may take to start.
     """
 
-    rtt_ms: tuple[float, ...] = (0, 10, 20, 30, 40, 50, 1000)
-    clients: tuple[str, ...] = ("ours", "in-turn")
-    workloads: tuple[str, ...] = WORKLOADS
-    prompt_tokens: tuple[int, ...] = (128, 4096, 40_960)
-    concurrency: tuple[int, ...] = (1, 8)
-    requests: int = 10
-    output_tokens: int = 64
+    rtt_ms: tuple[float, ...] = option(
+        (0, 10, 20, 30, 40, 50, 1000),
+        "Round-trip times to try.",
+        metavar="MS,...",
+        kind=_time_ms,
+        like="0,10,50",
+    )
+    clients: tuple[str, ...] = option(
+        ("ours", "in-turn"), "How the store is asked; see above.", metavar="NAME,..."
+    )
+    workloads: tuple[str, ...] = option(WORKLOADS, "Which; see above.", metavar="NAME,...")
+    prompt_tokens: tuple[int, ...] = option(
+        (128, 4096, 40_960), "Lengths.", metavar="N,...", kind=_count
+    )
+    concurrency: tuple[int, ...] = option(
+        (1, 8), "Requests at a time.", metavar="N,...", kind=_count
+    )
+    requests: int = option(10, "Requests of a cell that count.", least=1)
+    output_tokens: int = option(64, "Tokens of an answer.", least=1)
+    prefill_tokens_per_s: float = option(10_000.0, "The pace of prompts.", least=1)
+    decode_tokens_per_s: float = option(250.0, "The pace of answers.", least=1)
+    bytes_per_token: int = option(2048, "Size of KV.", least=1)
+    base_url: str | None = option(None, "Ask this server instead, e.g. http://localhost:8000/v1.")
+    wait_s: float = option(
+        0.0,
+        "Give that server so many seconds to start: some look for their store then.",
+        least=0,
+    )
     cell_s: float = 60.0
-    prefill_tokens_per_s: float = 10_000.0
-    decode_tokens_per_s: float = 250.0
-    bytes_per_token: int = 2048
-    base_url: str | None = None
-    wait_s: float = 0.0
     key: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("clients", CLIENTS), ("workloads", WORKLOADS)):
+            for one in getattr(self, name):
+                if one not in known:
+                    raise UsageError(f"--{name}: {one} is none of {', '.join(known)}")
 
 
 @dataclass(frozen=True, order=True)
@@ -208,9 +237,8 @@ class _Asker:
         self._new = count(plan.requests)
         self.has_hits = plan.workloads != ("miss",)
         self._name = secrets.token_hex(4)  # what others have asked for is no hit here
-        self._letters = _PROBE_LETTERS
-        counted = self._ask(-1, 1).usage.prompt_tokens
-        self._letters = round(tokens * _PROBE_LETTERS / (counted or _PROBE_LETTERS / 4))
+        letters = letters_per_token(self._client, lambda text: self._complete(text, 1))
+        self._letters = round(tokens * letters)
 
     def fill(self) -> None:
         """Have all hits stored."""
@@ -230,20 +258,18 @@ class _Asker:
         before = (0, 0) if far is None else far.bytes_passed()
         began = time.monotonic()
 
-        def ask(number: int) -> tuple[float, Answer] | None:
-            sent = time.monotonic()
-            if number != numbers[0] and sent - began > plan.cell_s:
-                return None
-            return sent, self._ask(number, plan.output_tokens)
-
-        with ThreadPoolExecutor(cell.concurrency, "kvferry-ask") as pool:
-            asked = [one for one in pool.map(ask, numbers) if one is not None]
+        asked = ask_all(
+            numbers,
+            lambda number: self._ask(number, plan.output_tokens),
+            cell.concurrency,
+            plan.cell_s,
+        )
         seconds = time.monotonic() - began
         after = None if far is None else far.bytes_passed()
         wait_s, loads = map(sub, retrieves(self._client.base_url), waited)
         return CellRun(
             cell=cell,
-            answers=[answer for _, answer in asked],
+            answers=[one.answer for one in asked],
             waits=self._waits(cell, asked),
             seconds=seconds,
             cache_wait_s=wait_s / loads if loads else None,
@@ -266,13 +292,18 @@ class _Asker:
             self._ask(at % self._plan.requests, 1)
             time.sleep(_WARM_UP_PAUSE_S)
 
-    def _waits(self, cell: LatencyCell, asked: list[tuple[float, Answer]]) -> list[int | None]:
+    def _waits(self, cell: LatencyCell, asked: Sequence[SentTask[int]]) -> list[int | None]:
         if self._far is None or cell.concurrency > 1:
             return [None] * len(asked)
         commands, rtt_s = read_commands(self._far.log), self._rtt_ms / 1e3
         return [
-            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), rtt_s)
-            for sent, answer in asked
+            sequential_waits(
+                commands,
+                one.sent_s,
+                one.sent_s + (one.answer.ttft_s or one.answer.seconds),
+                rtt_s,
+            )
+            for one in asked
         ]
 
     def _number(self, workload: str, at: int) -> int:
@@ -283,11 +314,10 @@ class _Asker:
 
     def _ask(self, number: int, new_tokens: int) -> Answer:
         text = random_text(random.Random(number), self._letters)
-        prompt = f"{self._name}{number} {text}"[: self._letters]
-        answer = self._client.complete(self._model, prompt, new_tokens, temperature=0.0)
-        if number < 0 and answer.error:
-            raise UnavailableError(f"{self._client.base_url}: {answer.error}")
-        return answer
+        return self._complete(f"{self._name}{number} {text}"[: self._letters], new_tokens)
+
+    def _complete(self, prompt: str, new_tokens: int) -> Answer:
+        return self._client.complete(self._model, prompt, new_tokens, temperature=0.0)
 
     def _settle(self) -> None:
         """Wait until what was computed is written: the link carries next to nothing."""

@@ -7,21 +7,18 @@ published rows and those of another run. The sixth has hits of the longest promp
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from kvferry.cli.table import number
-from kvferry.http.csv_tables import cell
+from kvferry_lab.drawing import drawing, styles
 from kvferry_lab.latency.cell_figures import LatencyRow, Slope, series_of, slopes
-from kvferry_lab.latency.distance import FarStore
 from kvferry_lab.latency.experiment import LatencyPlan
+from kvferry_lab.output import write_csv
 
 __all__ = ["LatencyReport", "markdown", "named", "slope_lines", "table_lines", "write_plot"]
 
@@ -48,9 +45,6 @@ _EXTRA = (
     ("Requests", "requests", 0),
     ("Failed", "failed", 0),
 )
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKS = ("o", "s", "^", "D", "v", "x")
-_GREYS = ("black", "0.35", "0.55")
 _LINEAR_MS = 50
 # Title, unit, field of rows, scale.
 _PANELS = (
@@ -82,33 +76,6 @@ class LatencyReport:
     store: str
     stopped: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        plan: LatencyPlan,
-        rows: list[LatencyRow],
-        far: FarStore | None,
-        *,
-        command: str,
-        machine: str,
-        stopped: str,
-    ) -> LatencyReport:
-        """With what the link says of itself."""
-        link = "somebody else's"
-        if far is not None:
-            speed = "" if far.gbps is None else f", {far.gbps:.2f} GB/s without a distance"
-            link = f"{far.kind}{speed}"
-        store = "a store" if far is None else far.store
-        return cls(
-            plan=plan,
-            rows=rows,
-            command=command,
-            machine=machine,
-            link=link,
-            store=store,
-            stopped=stopped,
-        )
-
     def write(self, folder: Path) -> None:
         """latency.json, latency.csv and README.md."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,11 +86,7 @@ class LatencyReport:
         found["stopped"] = self.stopped
         found["slopes"] = [asdict(slope) for slope in slopes(self.rows)]
         (folder / "latency.json").write_text(json.dumps(found, indent=1) + "\n")
-        with (folder / "latency.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(LatencyRow)])
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({name: cell(value) for name, value in row.items()})
+        write_csv(folder / "latency.csv", [field.name for field in fields(LatencyRow)], rows)
         (folder / "README.md").write_text(markdown(self))
 
 
@@ -215,29 +178,22 @@ def write_plot(
     baseline: Sequence[LatencyRow],
 ) -> None:
     """Draw a run, the published rows, and those of another run."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, panels = pyplot.subplots(2, 3, figsize=(15, 8.4), layout="constrained")
     misses = _lines(report.rows, "", "miss", min) + _lines(published, "", "miss", min)
     misses += _lines(baseline, "baseline ", "miss", min)
     hits = _lines(report.rows, "", "hit", max) + _lines(baseline, "baseline ", "hit", max)
     names = dict.fromkeys(name for name, _ in misses + hits)
-    styles = dict(zip(names, _styles(), strict=False))
-    axes = list(panels.flat)
-    for one, (title, unit, field, scale) in zip(axes, _PANELS, strict=False):
-        _draw(one, misses, styles, field, scale)
-        one.set_title(title, fontsize="medium")
-        one.set_ylabel(unit)
-    _draw_hits(axes[5], hits, styles)
-    for one in axes:
-        _distances(one, [row for _, line in misses + hits for row in line])
-    for one, lines in ((axes[0], misses), (axes[5], hits)):
-        if lines:
-            one.legend(fontsize="small", title=_about(lines), title_fontsize="small")
-    figure.supxlabel("\n".join(textwrap.wrap(report.command, 190)), fontsize="small")
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    of_lines = dict(zip(names, styles(), strict=False))
+    with drawing(file, 2, 3, size=(15, 8.4), caption=report.command) as axes:
+        for one, (title, unit, field, scale) in zip(axes, _PANELS, strict=False):
+            _draw(one, misses, of_lines, field, scale)
+            one.set_title(title, fontsize="medium")
+            one.set_ylabel(unit)
+        _draw_hits(axes[5], hits, of_lines)
+        for one in axes:
+            _distances(one, [row for _, line in misses + hits for row in line])
+        for one, lines in ((axes[0], misses), (axes[5], hits)):
+            if lines:
+                one.legend(fontsize="small", title=_about(lines), title_fontsize="small")
 
 
 def _lines(rows: Sequence[LatencyRow], prefix: str, workload: str, choose: Any) -> list[Line]:
@@ -259,14 +215,9 @@ def _about(lines: Sequence[Line]) -> str:
     return f"{kind} of {first.prompt_tokens:,} tokens, {first.concurrency} at a time"
 
 
-def _styles() -> Iterator[dict[str, Any]]:
-    for mark, dash, grey in zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS), strict=False):
-        yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 5}
-
-
-def _draw(axes: Any, lines: Sequence[Line], styles: Styles, field: str, scale: float) -> None:
+def _draw(axes: Any, lines: Sequence[Line], of_lines: Styles, field: str, scale: float) -> None:
     for label, rows in lines:
-        style = styles[label]
+        style = of_lines[label]
         _line(axes, rows, field, scale, label=label, **style)
         if field == "inter_token_s":
             hollow = {**style, "markerfacecolor": "white", "linewidth": 0.8}
@@ -277,7 +228,7 @@ def _draw(axes: Any, lines: Sequence[Line], styles: Styles, field: str, scale: f
         axes.set_ylim(bottom=0)
 
 
-def _draw_hits(axes: Any, lines: Sequence[Line], styles: Styles) -> None:
+def _draw_hits(axes: Any, lines: Sequence[Line], of_lines: Styles) -> None:
     """The median, from the least to the 99th percentile."""
     for label, rows in lines:
         there = [row for row in rows if row.ttft_p50_s is not None]
@@ -286,7 +237,7 @@ def _draw_hits(axes: Any, lines: Sequence[Line], styles: Styles) -> None:
         above = [1e3 * (row.ttft_p99_s or 0) - mid for mid, row in zip(middle, there, strict=True)]
         places = [row.rtt_ms for row in there]
         spread = [[max(0.0, each) for each in side] for side in (below, above)]
-        axes.errorbar(places, middle, spread, label=label, capsize=3, **styles[label])
+        axes.errorbar(places, middle, spread, label=label, capsize=3, **of_lines[label])
     axes.set_title("hits: time to first token, least, p50 and p99", fontsize="medium")
     axes.set_ylabel("ms")
     if lines:
@@ -317,4 +268,3 @@ def _distances(axes: Any, rows: Sequence[LatencyRow]) -> None:
     axes.set_xticks([], minor=True)
     axes.set_xlim(-3, 1.2 * max([_LINEAR_MS, *ticks]))
     axes.set_xlabel("round trip, ms")
-    axes.grid(alpha=0.3)

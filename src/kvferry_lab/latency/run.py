@@ -15,7 +15,7 @@ from kvferry_lab.latency.cell_figures import LatencyRow, row_of
 from kvferry_lab.latency.distance import FarStore, far_store, proxied
 from kvferry_lab.latency.experiment import LatencyPlan, run_cells
 from kvferry_lab.latency.report import LatencyReport
-from kvferry_lab.output import machine_facts, machine_line
+from kvferry_lab.output import command_line, machine_facts, machine_line
 
 __all__ = ["remove_left", "run_latency"]
 
@@ -28,7 +28,6 @@ def run_latency(
     link: str,
     store_url: str | None,
     listen_port: int | None,
-    command: str,
     say: Callable[[str], None],
 ) -> LatencyReport:
     """Make the distance, ask, and take all of it down.
@@ -38,7 +37,6 @@ def run_latency(
         link: Its kind; see distance.py.
         store_url: The store of the server at `base_url`, which reaches it through a proxy of ours.
         listen_port: Where that proxy listens.
-        command: For the report.
         say: Is told what is being done.
 
     Raises:
@@ -59,9 +57,14 @@ def run_latency(
                 if not rows:
                     raise
                 stopped = str(error)
-            machine = machine_line(machine_facts())
-            return LatencyReport.of(
-                plan, rows, far, command=command, machine=machine, stopped=stopped
+            return LatencyReport(
+                plan=plan,
+                rows=rows,
+                command=command_line(),
+                machine=machine_line(machine_facts()),
+                link=far.way if far else "somebody else's",
+                store=far.store if far else "a store",
+                stopped=stopped,
             )
 
 

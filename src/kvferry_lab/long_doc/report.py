@@ -13,8 +13,6 @@ What could have been kept is found by evicting the document that is asked for la
 
 from __future__ import annotations
 
-import csv
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -22,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.cli.table import number, table
-from kvferry.http.csv_tables import cell
+from kvferry_lab.drawing import drawing
 from kvferry_lab.long_doc.run import LongDocRun, Record, mean_ttft
+from kvferry_lab.output import write_csv
 
 __all__ = [
     "as_json",
@@ -34,7 +33,7 @@ __all__ = [
     "plot_rounds",
     "result_lines",
     "round_table",
-    "write_csv",
+    "write_tables",
 ]
 _COLUMNS = [*(each.name for each in fields(Record) if each.name != "text"), "ttft_time"]
 # Told apart by their form, so that no colour is needed.
@@ -216,17 +215,14 @@ def missed_expectations(
     return missed
 
 
-def write_csv(run: LongDocRun, folder: Path) -> None:
+def write_tables(run: LongDocRun, folder: Path) -> None:
     """A line for each request: warmup_round.csv and query_round.csv."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, records in (("warmup", run.warmup), ("query", run.query)):
-        with (folder / f"{name}_round.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            for record in records:
-                first_s = record.request_start + max(0.0, record.ttft)
-                row = {**asdict(record), "ttft_time": first_s}
-                writer.writerow({name: cell(value) for name, value in row.items()})
+        rows = [
+            {**asdict(record), "ttft_time": record.request_start + max(0.0, record.ttft)}
+            for record in records
+        ]
+        write_csv(folder / f"{name}_round.csv", _COLUMNS, rows)
 
 
 def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
@@ -254,26 +250,18 @@ def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
 
 def plot_rounds(run: LongDocRun, folder: Path, caption: str) -> None:
     """Draw warmup_round.png and query_round.png; the caption is the command."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    folder.mkdir(parents=True, exist_ok=True)
     for name, records in (("warmup", run.warmup), ("query", run.query)):
-        figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
         fine = [record for record in records if record.successful]
-        ids = [record.prompt_id for record in fine]
         times = (
             [record.request_start for record in fine],
             [record.request_start + record.ttft for record in fine],
             [record.request_end for record in fine],
         )
-        for values, (marker, face, label) in zip(times, _POINTS, strict=True):
-            axes.scatter(ids, values, marker=marker, c=face, edgecolors="black", label=label)
-        axes.set_xlabel("prompt")
-        axes.set_ylabel("time since the beginning, s")
-        axes.set_title(f"{name.capitalize()} round")
-        axes.grid(alpha=0.3)
-        axes.legend()
-        figure.text(0.01, -0.03, caption, fontsize="x-small", family="monospace")
-        figure.savefig(folder / f"{name}_round.png", dpi=150, bbox_inches="tight")
-        pyplot.close(figure)
+        with drawing(folder / f"{name}_round.png", size=(10, 5), caption=caption) as (axes,):
+            for values, (marker, face, label) in zip(times, _POINTS, strict=True):
+                ids = [record.prompt_id for record in fine]
+                axes.scatter(ids, values, marker=marker, c=face, edgecolors="black", label=label)
+            axes.set_xlabel("prompt")
+            axes.set_ylabel("time since the beginning, s")
+            axes.set_title(f"{name.capitalize()} round")
+            axes.legend()

@@ -13,11 +13,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvferry.base.errors import UnavailableError, UsageError
+from kvferry_lab.cli.options import option
 from kvferry_lab.openai_client import Answer, OpenAIClient
+from kvferry_lab.openai_load import ask_all
 
 __all__ = ["PRESETS", "LongDocPlan", "LongDocRun", "Record", "mean_ttft", "run_long_doc"]
 
@@ -41,25 +43,40 @@ class LongDocPlan:
     """What to ask.
 
     Attributes:
-        rounds: Rounds altogether, the warm-up too, one after the other; None: `repeat_count`
-            decides, and requests of the query round overlap.
         hit_miss_ratio: Of so many prompts of the query round in a row so many are repeated, and so
             many are new; None: all are repeated.
-        completions: Ask /completions instead of /chat/completions.
         words: What documents are made of; each begins at another one.
     """
 
-    num_documents: int = 8
-    document_length: int = 20_000
-    output_len: int = 100
-    repeat_count: int = 2
-    repeat_mode: str = "random"
-    shuffle_seed: int = 0
-    rounds: int | None = None
-    max_inflight_requests: int = 2
-    sleep_time_after_warmup: float = 0.0
+    num_documents: int = option(8, "How many.", "--num-documents", "--ldqa-num-documents", least=1)
+    document_length: int = option(
+        20_000, "Tokens of a document.", "--document-length", "--ldqa-document-length", least=1
+    )
+    output_len: int = option(
+        100, "Tokens of an answer.", "--output-len", "--ldqa-max-output-length", least=1
+    )
+    repeat_count: int = option(
+        2,
+        "How often each is asked for after the warm-up.",
+        *("--repeat-count", "--ldqa-query-per-document"),
+        least=1,
+    )
+    repeat_mode: Literal["random", "tile", "interleave"] = option(
+        "random", "Their order; tile with --rounds.", "--repeat-mode", "--ldqa-shuffle-policy"
+    )
+    shuffle_seed: int = option(0, "Seed of --repeat-mode random.")
+    rounds: int | None = option(
+        None, "Ask in so many rounds, the warm-up included, instead of --repeat-count.", least=2
+    )
+    max_inflight_requests: int = option(
+        2,
+        "Requests at a time.",
+        *("--max-inflight-requests", "--ldqa-num-inflight-requests"),
+        least=1,
+    )
+    sleep_time_after_warmup: float = option(0.0, "Seconds to wait then.", least=0)
+    completions: bool = option(False, "Use /completions, not /chat/completions.")
     hit_miss_ratio: tuple[int, int] | None = None
-    completions: bool = False
     words: Sequence[str] = _WORDS
 
     def __post_init__(self) -> None:
@@ -156,18 +173,20 @@ def run_long_doc(
     rounds = [list(range(plan.num_documents)), *plan.query_rounds]
     records: list[Record] = []
     round_s, at = [], 0.0
-    with ThreadPoolExecutor(plan.max_inflight_requests, "kvferry-ask") as pool:
-        for number, documents in enumerate(rounds):
-            say(f"round {number + 1} of {len(rounds)}: {len(documents)} requests")
-            if number == 1:
-                time.sleep(plan.sleep_time_after_warmup)
-            began, at = time.monotonic(), time.time() if number < 2 else at
-            before = plan.num_documents if number else 0
-            answers = pool.map(lambda one: _ask(plan, client, model, make(one)), documents)
-            for document, answer in zip(documents, answers, strict=True):
-                prompt_id = len(records) - before
-                records.append(_record(prompt_id, document, number, answer, at))
-            round_s.append(time.monotonic() - began)
+    for number, documents in enumerate(rounds):
+        say(f"round {number + 1} of {len(rounds)}: {len(documents)} requests")
+        if number == 1:
+            time.sleep(plan.sleep_time_after_warmup)
+        began, at = time.monotonic(), time.time() if number < 2 else at
+        before = plan.num_documents if number else 0
+        for asked in ask_all(
+            documents,
+            lambda one: _ask(plan, client, model, make(one)),
+            plan.max_inflight_requests,
+        ):
+            prompt_id = len(records) - before
+            records.append(_record(prompt_id, asked.task, number, asked.answer, at))
+        round_s.append(time.monotonic() - began)
     return LongDocRun(plan=plan, model=model, records=records, round_s=round_s)
 
 

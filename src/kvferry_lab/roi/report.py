@@ -9,17 +9,15 @@ no other file.
 from __future__ import annotations
 
 import html
-import importlib
 import json
 import math
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import facts, table
+from kvferry_lab.drawing import drawing, styles
 from kvferry_lab.output import command_line
 from kvferry_lab.roi.answer import RULE_BYTES_S, Length, RoiAnswer, RoiQuestion, finite
 from kvferry_lab.roi.money import BILLED, DAY_S, Prices
@@ -53,9 +51,6 @@ _LEGEND = (
     "what is left of the GPU time that is saved."
 )
 _AS_GOOD = 1.01  # a smaller store that is so much slower at most is as good
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKS = ("o", "s", "^", "D", "v", "x")
-_GREYS = ("black", "0.35", "0.55")
 _HERE = Path(__file__).parent
 
 
@@ -364,34 +359,18 @@ def _mean_tokens(row: Outcome) -> int:
 
 
 def write_plot(
-    file: Path, question: RoiQuestion, found: RoiAnswer, rows: Sequence[Outcome], command: str
+    file: Path, question: RoiQuestion, found: RoiAnswer, rows: Sequence[Outcome]
 ) -> None:
     """With outcomes of a replay their times and their money, else the curves of one case."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    draw: tuple[Callable[[Any], None], Callable[[Any], None]]
-    if rows:
-        draw = (lambda axes: _times(axes, rows), lambda axes: _nets(axes, rows))
-    else:
-        draw = (
-            lambda axes: _curves(axes, question, found),
-            lambda axes: _even(axes, question, found),
-        )
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text that can be searched
-        figure, both = pyplot.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
-        for axes, draw_one in zip(both, draw, strict=True):
-            draw_one(axes)
-            axes.grid(alpha=0.3)
+    with drawing(file, 1, 2, size=(11, 4.8), caption=command_line()) as (left, right):
+        if rows:
+            _times(left, rows)
+            _nets(right, rows)
+        else:
+            _curves(left, question, found)
+            _even(right, question, found)
+        for axes in (left, right):
             axes.legend(fontsize="small")
-        figure.supxlabel("\n".join(textwrap.wrap(command, 150)), fontsize="x-small")
-        figure.savefig(file, dpi=150)
-        pyplot.close(figure)
-
-
-def _styles() -> Iterator[dict[str, Any]]:
-    for mark, dash, grey in zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS), strict=False):
-        yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 4}
 
 
 def _lengths(axes: Any, found: RoiAnswer) -> None:
@@ -405,11 +384,11 @@ def _lengths(axes: Any, found: RoiAnswer) -> None:
 
 def _curves(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
     store = question.case.store.bytes_s / 1e9
-    tokens, styles = [row.tokens for row in found.curve], _styles()
-    axes.plot(tokens, [row.compute_s for row in found.curve], label="computed", **next(styles))
+    tokens, style = [row.tokens for row in found.curve], styles()
+    axes.plot(tokens, [row.compute_s for row in found.curve], label="computed", **next(style))
     hits = [row.hit_s for row in found.curve]
-    axes.plot(tokens, hits, label=f"a hit, {store:g} GB/s", **next(styles))
-    axes.plot(tokens, [row.load_s for row in found.curve], label="its load alone", **next(styles))
+    axes.plot(tokens, hits, label=f"a hit, {store:g} GB/s", **next(style))
+    axes.plot(tokens, [row.load_s for row in found.curve], label="its load alone", **next(style))
     if tokens[0] < found.crossover_tokens < tokens[-1]:
         axes.axvline(found.crossover_tokens, color="0.6", linewidth=0.8)
         axes.annotate(
@@ -425,12 +404,12 @@ def _curves(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
 
 def _even(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
     shown = [row for row in found.curve if math.isfinite(row.break_even_bytes_s)]
-    styles = _styles()
+    style = styles()
     axes.plot(
         [row.tokens for row in shown],
         [row.break_even_bytes_s / 1e9 for row in shown],
         label="as quick as computing",
-        **next(styles),
+        **next(style),
     )
     store = question.case.store.bytes_s / 1e9
     axes.axhline(store, color="0.35", linestyle="--", label=f"this store, {store:g} GB/s")
@@ -451,7 +430,7 @@ def _lines(rows: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
 
 
 def _times(axes: Any, rows: Sequence[Outcome]) -> None:
-    for (label, line), style in zip(_lines(rows), _styles(), strict=False):
+    for (label, line), style in zip(_lines(rows), styles(), strict=False):
         places = [row.capacity_bytes / 1e9 for row in line]
         axes.plot(places, [row.ttft_mean_s for row in line], label=label, **style)
     for row in rows:
@@ -464,7 +443,7 @@ def _times(axes: Any, rows: Sequence[Outcome]) -> None:
 
 
 def _nets(axes: Any, rows: Sequence[Outcome]) -> None:
-    for (label, line), style in zip(_lines(rows), _styles(), strict=False):
+    for (label, line), style in zip(_lines(rows), styles(), strict=False):
         places = [row.capacity_bytes / 1e9 for row in line]
         axes.plot(places, [row.day.saved_money for row in line], label=label, **style)
     axes.axhline(0, color="0.6", linewidth=0.8)

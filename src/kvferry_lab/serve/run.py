@@ -7,11 +7,9 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 
-from kvferry.base.errors import UsageError
 from kvferry.base.process import ending_at_once, log_to_stderr, signals_blocked
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
@@ -27,8 +25,9 @@ from kvferry_lab.serve.app import make_app
 from kvferry_lab.serve.batcher import Batcher, Pace
 from kvferry_lab.serve.chunks import SequenceChunks
 from kvferry_lab.serve.in_turn import InTurn
+from kvferry_lab.serve.serve_settings import ServeSettings
 
-__all__ = ["ServeSettings", "metrics_text", "serve_demo", "serving"]
+__all__ = ["metrics_text", "serve_demo", "serving"]
 
 _TEXTS = {
     "requests": "Prompts that were looked up.",
@@ -89,99 +88,59 @@ def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
 _log = logging.getLogger("kvferry.lab.serve")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeSettings:
-    """What to serve.
+def pace_of(settings: ServeSettings) -> Pace | None:
+    """Of the steps; None: as fast as this machine is.
 
-    Attributes:
-        model: A name of `find_model`, a config.json or its directory: KV has that model's size.
-        bytes_per_token: The size of KV, where no model says it; None: the transformer's own.
-        prefill_tokens_per_s: The pace of reading prompts; None: as fast as this machine is.
-        prefill_calibration: Instead, a file with a, c and d; see `CacheConfig`.
-        decode_tokens_per_s: The pace of one sequence's answer, where there is a pace.
-        max_model_len: Of prompt and answer, in tokens.
-        max_num_seqs: Sequences that are computed at a time.
-        step_tokens: Tokens of prompts that a step reads at most.
-        cache: Whether there is one.
-        client: How it asks its store: "ours", or "in-turn"; see in_turn.py.
+    Raises:
+        ConfigError: The file of a calibration is none.
     """
+    if settings.prefill_calibration is not None:
+        a, c, d = read_calibration(settings.prefill_calibration)
+    elif settings.prefill_tokens_per_s is not None:
+        a, c, d = 0.0, 1 / settings.prefill_tokens_per_s, 0.0
+    else:
+        return None
+    decode_s = 1 / settings.decode_tokens_per_s
+    return Pace(a_s=a, c_s_per_token=c, d_s_per_token2=d, decode_s=decode_s)
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: str = "kvferry-demo"
-    model: str | None = None
-    bytes_per_token: int | None = None
-    prefill_tokens_per_s: float | None = None
-    prefill_calibration: Path | None = None
-    decode_tokens_per_s: float = 100.0
-    max_model_len: int = 65_536
-    max_num_seqs: int = 8
-    step_tokens: int = 2048
-    cache: bool = True
-    client: str = "ours"
-    seed: int = 0
 
-    @property
-    def pace(self) -> Pace | None:
-        """Of the steps.
+def transformer_of(settings: ServeSettings, chunk_size: int) -> TransformerConfig:
+    """A model that is fast enough for a pace, or else the demo's."""
+    sized = settings.model is not None or settings.bytes_per_token is not None
+    if pace_of(settings) is None and not sized:
+        return TransformerConfig(page_tokens=chunk_size)
+    return TransformerConfig(
+        layers=2, d_model=32, heads=1, kv_heads=1, d_ff=64, page_tokens=chunk_size, window_pages=2
+    )
 
-        Raises:
-            UsageError: It is said twice.
-            ConfigError: The file is none.
-        """
-        if self.prefill_calibration is not None:
-            if self.prefill_tokens_per_s is not None:
-                raise UsageError("say --prefill-tokens-per-s or --prefill-calibration, not both")
-            a, c, d = read_calibration(self.prefill_calibration)
-        elif self.prefill_tokens_per_s is not None:
-            a, c, d = 0.0, 1 / self.prefill_tokens_per_s, 0.0
-        else:
-            return None
-        return Pace(a_s=a, c_s_per_token=c, d_s_per_token2=d, decode_s=1 / self.decode_tokens_per_s)
 
-    def transformer(self, chunk_size: int) -> TransformerConfig:
-        """A model that is fast enough for a pace, or else the demo's."""
-        if self.pace is None and self.model is None and self.bytes_per_token is None:
-            return TransformerConfig(page_tokens=chunk_size)
-        return TransformerConfig(
-            layers=2,
-            d_model=32,
-            heads=1,
-            kv_heads=1,
-            d_ff=64,
-            page_tokens=chunk_size,
-            window_pages=2,
-        )
+def layout_of(settings: ServeSettings, config: TransformerConfig) -> KVLayout:
+    """Of chunks: the model's numbers for each layer and token, or the transformer's.
 
-    def layout(self, config: TransformerConfig) -> KVLayout:
-        """Of chunks: the model's numbers for each layer and token, or the transformer's.
-
-        Raises:
-            UsageError: The size is said twice, or no size that there can be.
-        """
-        size = config.page_tokens
-        if self.model is not None:
-            if self.bytes_per_token is not None:
-                raise UsageError("say --model or --bytes-per-token, not both")
-            shape = find_model(self.model)
-            dtype = {1: "uint8", 2: "bfloat16", 4: "float32"}[shape.value_bytes]
-            return KVLayout(
-                kind="mla",  # any shape is so many numbers for each layer and token
-                layers=shape.kv_layers,
-                latent_dim=shape.kv_values,
-                dtype=dtype,
-                chunk_size=size,
-            )
-        if self.bytes_per_token is not None:
-            latent = self.bytes_per_token
-            return KVLayout(kind="mla", layers=1, latent_dim=latent, dtype="uint8", chunk_size=size)
+    Raises:
+        UsageError: The model is unknown.
+    """
+    size = config.page_tokens
+    if settings.model is not None:
+        shape = find_model(settings.model)
+        dtype = {1: "uint8", 2: "bfloat16", 4: "float32"}[shape.value_bytes]
         return KVLayout(
-            layers=config.layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=config.kv_dtype,
+            kind="mla",  # any shape is so many numbers for each layer and token
+            layers=shape.kv_layers,
+            latent_dim=shape.kv_values,
+            dtype=dtype,
             chunk_size=size,
         )
+    if settings.bytes_per_token is not None:
+        latent = settings.bytes_per_token
+        return KVLayout(kind="mla", layers=1, latent_dim=latent, dtype="uint8", chunk_size=size)
+    return KVLayout(
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=config.kv_dtype,
+        chunk_size=size,
+    )
 
 
 @contextmanager
@@ -192,8 +151,8 @@ def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[HttpListen
         UsageError: The settings cannot be.
         UnavailableError: The port is taken.
     """
-    shape = settings.transformer(config.chunk_size)
-    layout = settings.layout(shape)
+    shape = transformer_of(settings, config.chunk_size)
+    layout = layout_of(settings, shape)
     chunks = SequenceChunks(shape, layout.chunk_bytes)
     model = Transformer(shape, settings.seed)
     with ExitStack() as stack:
@@ -203,7 +162,7 @@ def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[HttpListen
             cache = kind(_identity(settings, shape, layout), config)
             stack.callback(cache.close)
         batcher = Batcher(
-            *(model, chunks, cache, settings.pace),
+            *(model, chunks, cache, pace_of(settings)),
             sequences_max=settings.max_num_seqs,
             step_tokens=settings.step_tokens,
         )

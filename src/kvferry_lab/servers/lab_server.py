@@ -1,19 +1,18 @@
-"""Servers that the lab starts: a Redis or Valkey that may be killed, and `kvferry serve-demo`.
+"""Servers that the lab starts: a Redis or Valkey, a node, and `kvferry serve-demo`.
 
     with LabServer(find_server(), ["maxmemory 1gb"]) as server:
-        server.config, server.kill(), server.restart(), server.suspend(), server.resume()
+        server.config, server.pid
     with served("--no-cache") as url:
         OpenAIClient(f"{url}/v1")
 
-What `kvferry.embedded.store` starts is for use; a `LabServer` is for trouble: any setting, TLS, a
-cluster. It keeps nothing on disk and listens on 127.0.0.1 unless told otherwise. Both die with us.
+What `kvferry.embedded.store` starts is for use; a `LabServer` may have any setting. It keeps
+nothing on disk and listens on 127.0.0.1 unless told otherwise. All die with us.
 
 Threads: one at a time.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import socket
@@ -29,9 +28,10 @@ from kvferry.base.errors import DeadlineExceeded, ServerError, StoreError, Unava
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
 from kvferry.embedded.supervision import SupervisedServer
+from kvferry_lab.bench.programs import LineProcess
 from kvferry_lab.bench.server_probe import ServerProbe
 
-__all__ = ["HOST", "LabServer", "free_port", "served", "wait_until"]
+__all__ = ["HOST", "LabServer", "NodeProcess", "free_port", "served", "wait_until"]
 
 HOST = "127.0.0.1"
 _READY_TIMEOUT_S = 15.0
@@ -66,7 +66,7 @@ def wait_until(what: str, condition: Callable[[], bool], timeout_s: float = 30.0
 
 
 class LabServer:
-    """See the module. `restart()` brings it back empty.
+    """See the module.
 
     Args:
         settings: Lines of its configuration file; they win over ours.
@@ -85,11 +85,10 @@ class LabServer:
         self.binary = binary
         self._host, self._enter = host, enter
         self._settings = tuple(settings)
-        self._process: SupervisedServer | None = None
         for left in reversed(range(_START_ATTEMPTS)):
             self.port = free_port()
             try:
-                self.restart()
+                self._process = self._start()
                 return
             except StoreError as error:
                 if not ("already in use" in str(error) and left):
@@ -102,48 +101,30 @@ class LabServer:
 
     @property
     def pid(self) -> int:
-        if self._process is None:
-            raise StoreError("the server is not running")
         return self._process.pid
-
-    def restart(self) -> float:
-        """Start it, after a kill or for the first time, and wait until it answers.
-
-        Returns:
-            The moment, of `time.perf_counter()`, at which somebody listened on its port.
-        """
-        self.stop()
-        directory = tempfile.mkdtemp(prefix="kvferry-lab-")
-        file = Path(directory, "server.conf")
-        file.write_text("\n".join(self._lines(directory)) + "\n")
-        self._process = SupervisedServer([*self._enter, self.binary.path, str(file)], directory)
-        try:
-            self._await("somebody to listen", self._listens)
-            listening_s = time.perf_counter()
-            self._await("an answer", self._answers)
-        except BaseException:
-            self.stop()
-            raise
-        return listening_s
-
-    def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.stop()
-
-    def suspend(self) -> None:
-        """SIGSTOP: a black hole. Connections stay, the kernel accepts more, nobody answers."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """End it and remove its files; idempotent."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
+        self._process.stop()
+
+    def _start(self) -> SupervisedServer:
+        """Start it on its port, and wait until it answers."""
+        directory = tempfile.mkdtemp(prefix="kvferry-lab-")
+        file = Path(directory, "server.conf")
+        file.write_text("\n".join(self._lines(directory)) + "\n")
+        process = SupervisedServer([*self._enter, self.binary.path, str(file)], directory)
+        try:
+            wait_until(
+                f"an answer of {self.binary.path}",
+                lambda: not process.is_running() or self._answers(process.pid),
+                _READY_TIMEOUT_S,
+            )
+            if not process.is_running():
+                raise StoreError(f"{self.binary.path} did not start:\n{process.last_words()}")
+        except BaseException:
+            process.stop()
+            raise
+        return process
 
     def __enter__(self) -> Self:
         return self
@@ -165,27 +146,29 @@ class LabServer:
             lines += ["commandlog-request-larger-than -1", "commandlog-reply-larger-than -1"]
         return [*lines, *self._settings]
 
-    def _await(self, what: str, condition: Callable[[], bool]) -> None:
-        process = self._process
-        assert process is not None
-        try:
-            wait_until(what, lambda: not process.is_running() or condition(), _READY_TIMEOUT_S)
-        except DeadlineExceeded as error:
-            raise StoreError(f"{self.binary.path}: {error}") from error
-        if not process.is_running():
-            raise StoreError(f"{self.binary.path} did not start:\n{process.last_words()}")
-
-    def _listens(self) -> bool:
-        with socket.socket() as knock:
-            knock.settimeout(1.0)
-            return knock.connect_ex((self._host, self.port)) == 0
-
-    def _answers(self) -> bool:
+    def _answers(self, pid: int) -> bool:
         try:
             with ServerProbe(self.config) as probe:
-                return probe.info("server").get("process_id") == str(self.pid)
+                return probe.info("server").get("process_id") == str(pid)
         except (OSError, ServerError, UnavailableError):  # not yet
             return False
+
+
+class NodeProcess(LineProcess):
+    """A `kvferry node` with a port of its own; it listens when this returns."""
+
+    def __init__(self, size_bytes: float) -> None:
+        words = ["node", "--log-level", "error", "--listen", f"{HOST}:0"]
+        command = [sys.executable, "-m", "kvferry.cli.main", *words]
+        size_gb = str(size_bytes / 1e9)
+        super().__init__(
+            [*command, "--size-gb", size_gb],
+            name="kvferry node",
+            stop_s=15.0,
+            signal=signal.SIGTERM,
+        )
+        port = int(self.first_line().rpartition(":")[2])
+        self.config = ClientConfig(host=HOST, port=port, same_host="tcp")
 
 
 @contextmanager

@@ -12,14 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvferry.base.errors import UnavailableError
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import EmbeddedStore
 
 if TYPE_CHECKING:
     from kvferry.client.sync import RedisClient
 
-__all__ = ["Ways", "await_socket", "tcp_config", "ways_to"]
+__all__ = ["Ways", "tcp_config", "ways_to"]
 
 _WAIT_S = 5.0
 _LOOK_S = 0.005
@@ -57,20 +56,6 @@ def ways_to(config: ClientConfig) -> Ways:
         path = found.removeprefix(_UNIX)
         return Ways(tcp, config.replace(unix_path=path, same_host="auto"))
     return Ways(tcp, why=found.removeprefix("TCP: "))
-
-
-def await_socket(client: RedisClient) -> None:
-    """Return when all data connections of a client have moved to the socket.
-
-    Raises:
-        UnavailableError: They have not, in the time that there is.
-    """
-    _answer(client)
-    deadline = time.monotonic() + _WAIT_S
-    while not (stats := client.stats())["connections_unix"] == stats["connections_up"] != 0:
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"the client does not use the socket: {stats['same_host']}")
-        time.sleep(_LOOK_S)
 
 
 def _answer(client: RedisClient) -> str:

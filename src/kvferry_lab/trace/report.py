@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import facts, table
-from kvferry.http.csv_tables import cell
-from kvferry_lab.output import command_line, machine_facts, machine_line
+from kvferry_lab.drawing import drawing
+from kvferry_lab.output import command_line, machine_facts, machine_line, write_csv
 from kvferry_lab.trace.format import Trace
 from kvferry_lab.trace.replay import ReplayPoint
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_json", "say", "write_csv", "write_plot"]
+__all__ = ["as_json", "say", "write_plot", "write_points"]
 
 _COLUMNS = ("policy", "order", "chunks", "GB", "usable %", "any %", "of possible", "evictions")
 
@@ -82,43 +80,34 @@ def as_json(traces: Sequence[Trace], points: Sequence[ReplayPoint]) -> str:
     return json.dumps({"run": _run(), "traces": shown, "points": rows}, indent=1)
 
 
-def write_csv(file: Path, points: Sequence[ReplayPoint]) -> None:
+def write_points(file: Path, points: Sequence[ReplayPoint]) -> None:
     """One line for each point, after a head."""
     rows = [point.to_dict() for point in points]
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]) if rows else [])
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: cell(value) for name, value in row.items()})
+    write_csv(file, list(rows[0]) if rows else [], rows)
 
 
 def write_plot(file: Path, points: Sequence[ReplayPoint]) -> None:
     """Usable-prefix hit rate over capacity, a line for each policy, one drawing for each trace."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     traces = list(dict.fromkeys(point.trace for point in points))
-    figure, drawings = pyplot.subplots(
-        len(traces), figsize=(7, 4.2 * len(traces)), layout="constrained", squeeze=False
-    )
-    for trace, (axes,) in zip(traces, drawings, strict=True):
-        rows = [point for point in points if point.trace == trace]
-        for policy, order in dict.fromkeys((point.policy, point.order) for point in rows):
-            line = sorted(
-                (row for row in rows if (row.policy, row.order) == (policy, order)),
-                key=lambda row: row.capacity_chunks,
-            )
-            style = "o-" if order == "leaf-first" else "x--"
-            label = policy if order == "leaf-first" else f"{policy} ({order})"
-            places = [row.capacity_chunks for row in line]
-            axes.plot(places, [100 * row.prefix_hit_rate for row in line], style, label=label)
-        axes.axhline(100 * rows[0].infinite_hit_rate, color="grey", linestyle=":", label="no limit")
-        axes.set_xscale("log")
-        axes.set_xlabel(f"capacity, chunks of {rows[0].chunk_tokens} tokens")
-        axes.set_ylabel("usable-prefix hit rate, %")
-        axes.set_ylim(bottom=0)
-        axes.set_title(trace, fontsize="medium")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    with drawing(file, len(traces), size=(7, 4.2 * len(traces))) as panels:
+        for trace, axes in zip(traces, panels, strict=True):
+            _draw(axes, trace, [point for point in points if point.trace == trace])
+
+
+def _draw(axes: Any, trace: str, rows: Sequence[ReplayPoint]) -> None:
+    for policy, order in dict.fromkeys((point.policy, point.order) for point in rows):
+        line = sorted(
+            (row for row in rows if (row.policy, row.order) == (policy, order)),
+            key=lambda row: row.capacity_chunks,
+        )
+        style = "o-" if order == "leaf-first" else "x--"
+        label = policy if order == "leaf-first" else f"{policy} ({order})"
+        places = [row.capacity_chunks for row in line]
+        axes.plot(places, [100 * row.prefix_hit_rate for row in line], style, label=label)
+    axes.axhline(100 * rows[0].infinite_hit_rate, color="grey", linestyle=":", label="no limit")
+    axes.set_xscale("log")
+    axes.set_xlabel(f"capacity, chunks of {rows[0].chunk_tokens} tokens")
+    axes.set_ylabel("usable-prefix hit rate, %")
+    axes.set_ylim(bottom=0)
+    axes.set_title(trace, fontsize="medium")
+    axes.legend(fontsize="small")

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from kvferry.cache.cost.patience import Place
 from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.asking import Loaded, Plan, Wanted
 from kvferry.cache.load.loader import Load
-from kvferry.cache.load.pending import PendingLoads
-from kvferry.cache.load.plan import Loaded, Plan, Wanted
 from kvferry.cache.load.wait_budget import WaitBudget
+from kvferry.cache.load.window import PendingLoads
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps
 from kvferry.cache.store.tier import Tier

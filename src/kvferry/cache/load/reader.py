@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from kvferry.cache.caller_buffers import targets
 from kvferry.cache.load.retriever import Gathered, Retriever
-from kvferry.cache.memory import Memory, PagesGone
+from kvferry.cache.memory import Memory, PagesGone, targets
 from kvferry.cache.meter import Meter
 from kvferry.cache.results import Retrieved
 from kvferry.cache.steps import Steps, finish

@@ -20,13 +20,21 @@ from kvferry.base.errors import KVFerryError
 from kvferry.cache.cost.load_or_compute import Decision, decide
 from kvferry.cache.cost.patience import Account, Together
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load.asking import AnswerLimit, Asking, OpenQuestions
+from kvferry.cache.load.asking import (
+    AnswerLimit,
+    Asking,
+    FoundPrefix,
+    Gathered,
+    Loaded,
+    OpenQuestions,
+    Plan,
+    Wanted,
+)
 from kvferry.cache.load.background_loads import LookupLoad, LookupLoads, Measuring, TakenLoad
 from kvferry.cache.load.loader import SIDE_BY_SIDE, Load
 from kvferry.cache.load.loss_warnings import LossWarnings
-from kvferry.cache.load.pending import PendingLoads
-from kvferry.cache.load.plan import FoundPrefix, Gathered, Loaded, Plan, Wanted
 from kvferry.cache.load.wait_budget import StoreTimes, WaitBudget
+from kvferry.cache.load.window import PendingLoads
 from kvferry.cache.memory import Memory, PagesGone
 from kvferry.cache.results import Lookup
 from kvferry.cache.steps import Steps, finish

@@ -6,25 +6,68 @@ no page and evicts nothing, and null replies are a few bytes. A read that was se
 withdrawn: what comes and is of no use is read away, and counted (`Tier.drained`).
 
 The window is what a round trip carries, as the store is known: more would not come sooner for being
-asked for now. Threads: one; the sweep of `PendingLoads` may be another.
+asked for now. Jobs that were cut keep their pages until they have ended (`PendingLoads`).
+
+Threads: one; the sweep of `PendingLoads` may be another.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from kvferry import _native
 from kvferry.base.errors import KVFerryError
-from kvferry.cache.load.pending import PendingLoads
 from kvferry.cache.memory import Memory
 from kvferry.cache.store.tier import Tier
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Ticket
 
-__all__ = ["ASSUMED_BYTES_S", "Kept", "Window", "open_window"]
+__all__ = ["ASSUMED_BYTES_S", "Kept", "PendingLoads", "Window", "open_window"]
+
+Ended: TypeAlias = Callable[[BatchResult], object]
+
+
+class _Job(NamedTuple):
+    ticket: Ticket
+    ended: Ended
+
+
+class PendingLoads:
+    """What stores have not let go of. Swept by whoever uses the cache next. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: list[_Job] = []
+
+    def add(self, ticket: Ticket, ended: Ended) -> None:
+        """Pages belong to this job until it ends; `ended` is called then, and frees them."""
+        with self._lock:
+            self._jobs.append(_Job(ticket, ended))
+
+    def sweep(self, limit_s: float = 0.0) -> int:
+        """Free the pages of the jobs that have ended; how many have not.
+
+        Args:
+            limit_s: How long to wait for them, at most.
+        """
+        until = time.monotonic() + limit_s
+        with self._lock:
+            jobs, self._jobs = self._jobs, []
+        kept = []
+        for job in jobs:
+            result = job.ticket.wait(max(0.0, until - time.monotonic()))
+            if result is None:
+                kept.append(job)
+            else:
+                job.ended(result)
+        with self._lock:
+            self._jobs += kept
+            return len(self._jobs)
+
 
 # Bytes per second of a store that has delivered nothing yet, where too many would do harm: they
 # would be asked for before it is known that they are there, or that they pay.

@@ -8,7 +8,7 @@ Losses            what the store has lost, to be written again         losses.py
 Capacity          what leaves the store when it is full                capacity.py
 MeasuredLimit     what a store without a limit turned out to hold      measured_limit.py
 Coding            how chunks are encoded, where the link decides       coding.py
+Known             what the store has said: of chunks, of prefixes      store_answers.py
 StoreGenerations  what the store says of clears for everybody          generations.py
-NewestMark        the newest that anybody has said                     newest_mark.py
 process_breaks    since when this process runs without a break         process_breaks.py
 """

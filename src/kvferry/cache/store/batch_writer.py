@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from kvferry.base.errors import KVFerryError
 from kvferry.cache.store.capacity import Capacity
-from kvferry.cache.store.prefix_answers import REASONS
+from kvferry.cache.store.store_answers import REASONS
 from kvferry.cache.store.tier import Tier
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.calls import lacks_room

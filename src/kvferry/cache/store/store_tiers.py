@@ -9,8 +9,7 @@ from kvferry.base.errors import ConfigError, KVFerryError, UnavailableError
 from kvferry.cache.steps import Steps
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.coding import Coding
-from kvferry.cache.store.generations import StoreGenerations
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.cache.store.tier import Tier
 from kvferry.cache.store.writer import Writer
 from kvferry.chunks.identity import Identity
@@ -61,6 +60,7 @@ class StoreTier:
         lets_go: bool = False,
         clearing: Clears | None = None,
         coding: Coding | None = None,
+        wraps: Callable[[Connector], Connector] = lambda connector: connector,
     ) -> None:
         self.metrics = metrics
         self._coding = coding
@@ -79,7 +79,7 @@ class StoreTier:
         self.generations = StoreGenerations(name, connector, newest)
         self.tier = Tier(
             name,
-            connector,
+            wraps(connector),
             chunk_bytes,
             capacity=self.capacity,
             lets_go=lets_go,
@@ -154,6 +154,7 @@ def open_tiers(
     connectors: Mapping[str, Connector],
     metrics: CacheMetrics,
     clearing: Clears,
+    wraps: Callable[[Connector], Connector] = lambda connector: connector,
 ) -> list[StoreTier]:
     """Open stores of the settings, and take those that are open.
 
@@ -161,6 +162,7 @@ def open_tiers(
         config, identity, metrics: Of the cache.
         connectors: Stores that are open, by name.
         clearing: Of the cache.
+        wraps: Each connector is used through what this makes of it.
 
     Raises:
         ConfigError: A store cannot be, or two have the same name.
@@ -192,12 +194,15 @@ def open_tiers(
                     lets_go=store.type in ("redis", "memory"),
                     clearing=clearing,
                     coding=coding,
+                    wraps=wraps,
                 )
             )
         for name, connector in connectors.items():
             if name == MEMORY or name in (tier.tier.name for tier in tiers):
                 raise ConfigError(f"two stores have the name {name!r}; rename one")
-            tiers.append(StoreTier(name, connector, size, queue, metrics, clearing=clearing))
+            tiers.append(
+                StoreTier(name, connector, size, queue, metrics, clearing=clearing, wraps=wraps)
+            )
     except BaseException:
         for tier in tiers:
             tier.close(0.0)

@@ -3,7 +3,7 @@
 A tier answers two questions: how much of a prefix the store has (`probe`, within a limit), and how
 long loading chunks would take (`predict_s`), by how long questions and loads have taken.
 
-A question that is not answered in time is left, see `store.late_answers`: so a store that hangs
+A question that is not answered in time is left, see `store.store_answers`: so a store that hangs
 costs one request what that may lose, and the others nothing.
 
 Threads: any.
@@ -23,9 +23,15 @@ from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
 from kvferry.cache.cost.patience import WINS_MAX, Odds
 from kvferry.cache.steps import Polled, Steps, Wait, finish
 from kvferry.cache.store.capacity import Capacity
-from kvferry.cache.store.known_chunks import Known, Refusals
-from kvferry.cache.store.late_answers import LateAnswers
-from kvferry.cache.store.prefix_answers import REASONS, Asked, Probe, reason_of
+from kvferry.cache.store.store_answers import (
+    REASONS,
+    Asked,
+    Known,
+    LateAnswers,
+    Probe,
+    Refusals,
+    reason_of,
+)
 from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket

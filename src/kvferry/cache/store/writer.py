@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Guarded, noticed
-from kvferry.cache.request_log import FULL_QUEUE
+from kvferry.cache.results import FULL_QUEUE
 from kvferry.cache.store.batch_writer import BatchWriter
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.losses import Losses

@@ -199,8 +199,8 @@ def _hello(
     args = [b"HELLO", b"3"]
     if user is not None:
         args += [b"AUTH", (user.username or "default").encode(), user.password.encode()]
-    if config.client_name:
-        args += [b"SETNAME", config.client_name.encode()]
+    if config.tuning.client_name:
+        args += [b"SETNAME", config.tuning.client_name.encode()]
     reply = connection.call(*args, deadline=until)
     if isinstance(reply, ErrorReply) and not reply.ends_greeting:
         return False
@@ -222,8 +222,8 @@ def _greet_resp2(
     reply = connection.call(b"PING", deadline=until)
     if not (isinstance(reply, ErrorReply) and reply.code == "NOPERM"):  # PING may be forbidden
         _check(reply, user)
-    if config.client_name:  # a name is a courtesy: some proxies do not take it
-        connection.call(b"CLIENT", b"SETNAME", config.client_name.encode(), deadline=until)
+    if config.tuning.client_name:  # a name is a courtesy: some proxies do not take it
+        connection.call(b"CLIENT", b"SETNAME", config.tuning.client_name.encode(), deadline=until)
 
 
 def _authenticate(connection: Connection, user: Credentials, until: float) -> Reply:

@@ -57,9 +57,8 @@ def client_context(config: ClientConfig) -> ssl.SSLContext:
     _trust(context, config.tls_ca_file)
     if config.tls_cert_file and config.tls_key_file:
         # Without any password OpenSSL would ask for one on the terminal.
-        password = config.tls_key_password or ""
         try:
-            context.load_cert_chain(config.tls_cert_file, config.tls_key_file, password)
+            context.load_cert_chain(config.tls_cert_file, config.tls_key_file, "")
         except OSError as error:
             pair = f"the key file {config.tls_key_file} with {config.tls_cert_file}"
             raise TlsRefused(f"cannot use {pair}: {_reason(error)}") from error

@@ -8,9 +8,10 @@
 
 Every worker maps the memory of the server and copies its blocks straight out of it; over the socket
 go hashes and page numbers only. All engines of a host that run the same model share what any of
-them computed, and what one stored stays when it ends. All else is as in `connector`: what a request
-may load is found out while others are computed, and brought into the server's memory and held there
-before it is promised (`held_cache`).
+them computed, and what one stored stays when it ends. All else is as in `connector`; but what a
+request may load is in the server's memory before it is promised, and stays there until it is loaded
+(`Cache.lookup` with `lease`). An engine may hold half of that memory; what
+lies there beyond that is promised too: should it go, its blocks are reported, and computed.
 
 Without a server vLLM runs as if there were no connector. A server that ends takes with it what is
 being loaded, which is computed instead; one that comes back is used again.
@@ -25,23 +26,22 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.integrations.vllm.connector import factory
-from kvferry.integrations.vllm.connector.affinity import all_processors, thread_start
+from kvferry.integrations.vllm.connector.affinity import all_processors
 from kvferry.integrations.vllm.connector.factory import OpenRank
-from kvferry.integrations.vllm.connector.held_cache import SHOWN, HeldCache
 from kvferry.integrations.vllm.connector.in_process import KvferryConnector
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.connector.settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
+from kvferry.server.client.feedback import SHOWN
 from kvferry.server.client.session_connection import greet
 
 __all__ = ["KvferryMPConnector"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What a step without computing waits for an answer: else the engine's loop would spin.
-_IDLE_S = 0.0005
 # What the start of a rank waits for a server that may be there, to ask for its chunk size.
 _GREET_S = 1.0
 
@@ -60,7 +60,6 @@ class KvferryMPConnector(KvferryConnector):
             chunk_size=self._size_of_ranks if beside_scheduler else _size_of_server,
         )
         self._settings = self._mp.connector
-        self._held: HeldCache | None = None
 
     def _size_of_ranks(self, url: str, token_file: Path | None) -> int:
         """What the ranks took, which are there before the scheduler is."""
@@ -88,6 +87,7 @@ class KvferryMPConnector(KvferryConnector):
             client = Client(
                 rank.identity,
                 self._mp.url,
+                lookup_timeout_s=config.lookup_timeout_s,
                 retrieve_timeout_s=config.retrieve_timeout_s,
                 token_file=self._mp.token_file,
                 weights_version=config.weights_version or "",
@@ -95,31 +95,16 @@ class KvferryMPConnector(KvferryConnector):
         state = "refuses it" if client.refused else "is not there yet"
         state = "is there" if client.available else state
         _log.info("kvferry: the server of rank %d, %s, %s", rank.number, self._mp.url, state)
-        self._held = held = HeldCache(
-            client,
-            lookup_timeout_s=config.lookup_timeout_s,
-            load_timeout_s=config.retrieve_timeout_s,
-            thread_start=thread_start(),
-            chunk_bytes=rank.layout.chunk_bytes,
-        )
         # The server's memory is not pinned: that would back the pages that it holds back.
-        worker = factory.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
+        worker = factory.worker_half(rank, client, shown=SHOWN)
         with all_processors():
             answers = RankAnswers(
                 rank.name,
-                held,
+                CacheFinder(client),
                 release_blocks=worker.release_blocks,
                 chunk_size=config.chunk_size,
             )
         return answers, worker
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Which loads have ended; see `KvferryConnector`."""
-        computing = self._computing
-        sent, received = super().get_finished(finished_req_ids)
-        if not computing and not received and self._held is not None:
-            self._held.wait(_IDLE_S)
-        return sent, received
 
 
 def _size_of_server(url: str, token_file: Path | None) -> int:

@@ -118,7 +118,7 @@ class AsyncClient:
         try:
             future: Future[T] = self._executor.submit(call)
         except RuntimeError:
-            raise ClosedError("the client is closed") from None
+            raise ClosedError("the cache is closed") from None
         ours = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(ours)

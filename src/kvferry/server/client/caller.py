@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from kvferry.base.errors import UnavailableError, UsageError
@@ -27,6 +29,8 @@ _log = logging.getLogger("kvferry.server.client")
 # The server answers at the end of the time that it was given, or within its slack of 0.1 s
 # (`_SLACK_S` and `_LOOK_S` in loop/dispatch.py) behind it.
 _GRACE_S = 0.25
+# How often it is looked whether a server that was asked for a sign of life has given one.
+_CHECK_S = 0.02
 # Codes of failures that are no fault: the session or the server ends, or the server is busy.
 _EXPECTED = ("session", "attach", "draining", "busy")
 
@@ -64,6 +68,7 @@ class Caller:
         *fields: Any,
         waits_s: float | None = None,
         limit_s: float | None = None,
+        silent_s: float | None = None,
         raises: bool = False,
     ) -> T | None:
         """Send a request and wait for its answer.
@@ -74,6 +79,8 @@ class Caller:
             kind, fields: The request, without what each of them begins with.
             waits_s: How long the server may wait for stores, if it does.
             limit_s: Of the exchange; default: a little more than that, else that of the client.
+            silent_s: Without an answer for so long, the server is asked whether it lives, and given
+                up if it does not say so.
             raises: What the server refuses is an error, with its text.
 
         Returns:
@@ -88,14 +95,17 @@ class Caller:
         told_s = limit_s if waits_s is None else max(0.0, waits_s)
         try:
             request = kind(new_id(), session.number, int(told_s * 1000), *fields)
-            reply = session.link.ask(request, until)
+            check = None if silent_s is None else partial(next, self._checks(session, silent_s))
+            reply = session.link.ask(request, until, check)
         except Away:
             self.counters.add("unavailable")
         except LinkTimedOut:
             self.counters.add("timeouts")
             if waits_s is None:
                 self.session_thread.doubt(session)
-            else:  # a store is late as a rule, and what the server has in memory is there
+            elif (
+                not session.doubted
+            ):  # a store is late as a rule, and what the server has in memory is there
                 self.session_thread.suspect(session)
         else:
             session.shared = getattr(reply, "shared", b"") or session.shared
@@ -109,6 +119,20 @@ class Caller:
             else:
                 self.nonsense()
         return None
+
+    def _checks(self, session: ClientSession, silent_s: float) -> Iterator[float]:
+        """When to look at a server that has not answered; it ends with one that does not live.
+
+        Raises:
+            LinkTimedOut: There is no sign of life.
+        """
+        while True:
+            yield time.monotonic() + silent_s
+            self.session_thread.suspect(session)
+            while session.suspected:
+                yield time.monotonic() + _CHECK_S
+            if session.doubted:
+                raise LinkTimedOut
 
     def nonsense(self) -> None:
         """Count a reply that cannot be right."""
@@ -129,11 +153,11 @@ class Caller:
 
     def forget(self, session: ClientSession, lease: int) -> None:
         """End a lease, if there is one; nobody waits for it."""
-        self.session_thread.releases.lease(session.number, lease)
+        self.session_thread.unwaited.lease(session.number, lease)
 
     def abort(self, session: ClientSession, reservation: int) -> None:
         """End a reservation, if there is one; nobody waits for it."""
-        self.session_thread.releases.reservation(session.number, reservation)
+        self.session_thread.unwaited.reservation(session.number, reservation)
 
     def _failed(self, session: ClientSession, failure: Failure) -> None:
         self.counters.add("failures")

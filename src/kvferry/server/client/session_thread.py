@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from kvferry.base.shown import in_line
 from kvferry.base.threads import Guarded, noticed
@@ -50,7 +51,7 @@ from kvferry.server.protocol import (
     ReservedPages,
 )
 
-__all__ = ["SessionThread"]
+__all__ = ["SUSPECT_S", "SessionThread"]
 
 _log = logging.getLogger("kvferry.server.client")
 
@@ -63,12 +64,12 @@ _LOOK_S = 2.0  # between two looks whether a server is there, for the log
 # The deadline of a ping, in heartbeats.
 _PATIENCE = 2.0
 # The deadline of a ping that follows a late answer of a store: then the session is doubted.
-_SUSPECT_S = 0.25
+SUSPECT_S = 0.25
 # A server that is back sooner was hardly away, and the log does not say that it went.
 _ABSENT_S = 1.0
-# Releases that wait to be sent; beyond, the oldest are left to the server.
-_RELEASES_MAX = 10_000
-_RELEASE_TIMEOUT_MS = 1000
+# Requests that wait to be sent; beyond, the oldest are dropped.
+_UNWAITED_MAX = 10_000
+_UNWAITED_MS = 1000
 
 
 class _Ended(Exception):
@@ -88,7 +89,7 @@ class SessionThread:
     Attributes:
         session: That calls use; None: there is no server.
         refused: Why the server does not work with us; "" if it does, or is away.
-        releases: What is to be ended without anybody waiting for it.
+        unwaited: Requests that nobody waits for.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class SessionThread:
         self._wake = Wake()
         self._lost: ClientSession | None = None
         self._suspected: ClientSession | None = None
-        self.releases = ReleaseQueue(self._wake)
+        self.unwaited = UnwaitedRequests(self._wake)
         self._known = threading.Condition()
         self._sessions = 0
         self._pid = os.getpid()
@@ -145,7 +146,7 @@ class SessionThread:
     def sure(self, session: ClientSession) -> None:
         """Wait until a suspected session has shown that it lives, or is doubted; a moment."""
         with self._known:
-            self._known.wait_for(lambda: not session.suspected, 2 * _SUSPECT_S)
+            self._known.wait_for(lambda: not session.suspected, 2 * SUSPECT_S)
 
     def lose(self, session: ClientSession) -> None:
         """The server does not know this session any more."""
@@ -202,7 +203,7 @@ class SessionThread:
     def _hold(self, control: ServerControl) -> None:
         """A session from its beginning to its end."""
         told, attachment = begin(control, self._identity, self._token)
-        late = partial(self.releases.late, told.session)
+        late = partial(self.unwaited.late, told.session)
         try:
             read = partial(read_reply, self._counters)
             link = ServerLink(self._url, read, self._counters.asked, late)
@@ -244,12 +245,12 @@ class SessionThread:
                 raise _Ended(f"the session ended: {in_line(reply.text)}")
             if self._lost is session:
                 raise _Ended("the session ended")
-            for request in self.releases.take(session.number):
+            for request in self.unwaited.take(session.number):
                 control.send(request)
             now = time.monotonic()
             suspected, self._suspected = self._suspected is session, None
             if suspected:
-                doubt_at = min(doubt_at, now + _SUSPECT_S)
+                doubt_at = min(doubt_at, now + SUSPECT_S)
             if now >= doubt_at:
                 session.doubted, doubt_at = True, math.inf
                 self._judge(session)
@@ -296,11 +297,12 @@ class SessionThread:
         return until - time.monotonic()
 
 
-class ReleaseQueue:
-    """Leases and reservations that nobody waits for: they are ended some time soon.
+class UnwaitedRequests:
+    """What the server is told and nobody waits for: it is sent some time soon, or never.
 
-    Of a result that was dropped without `release`, a store that failed, a reply that came too late:
-    their owners cannot or must not wait. What is not sent in the end, the server ends by itself.
+    Leases and reservations whose owners cannot or must not wait for the end: a result that was
+    dropped without `release`, a store that failed, a reply that came too late. The server ends them
+    by itself in the end. And what an engine says of itself now and then.
 
     Threads: any; also destructors, at any moment: no lock is taken.
 
@@ -311,17 +313,17 @@ class ReleaseQueue:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._pid = os.getpid()
-        self._queue: deque[Request] = deque(maxlen=_RELEASES_MAX)
+        self._queue: deque[Request] = deque(maxlen=_UNWAITED_MAX)
 
     def lease(self, session: int, lease: int) -> None:
         """A lease of a session is not needed any more."""
         if lease:
-            self._put(Release(new_id(), session, _RELEASE_TIMEOUT_MS, [lease]))
+            self.add(Release, session, [lease])
 
     def reservation(self, session: int, reservation: int) -> None:
         """The pages of a reservation will not be written."""
         if reservation:
-            self._put(Abort(new_id(), session, _RELEASE_TIMEOUT_MS, reservation))
+            self.add(Abort, session, reservation)
 
     def late(self, session: int, reply: Reply) -> None:
         """A reply that came too late: what it gives goes back."""
@@ -337,9 +339,10 @@ class ReleaseQueue:
             if request.session == session:
                 yield request
 
-    def _put(self, request: Request) -> None:
+    def add(self, kind: type[Request], session: int, *fields: Any) -> None:
+        """A request of a session, by its kind and its own fields."""
         if os.getpid() == self._pid:  # else it is the parent's after a fork
-            self._queue.append(request)
+            self._queue.append(kind(new_id(), session, _UNWAITED_MS, *fields))
             self._wake()
 
 

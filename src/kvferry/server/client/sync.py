@@ -9,12 +9,10 @@ Every engine process of a host has a client, and all of them share what any of t
 are copied straight into the server's shared memory, and out of it: over the socket go hashes and
 page numbers only, which `stats` counts.
 
-- No call raises because of the server's state, and none waits longer than stated. Without a server
-  there is no cache: nothing is found, nothing is stored, and it costs next to nothing to ask.
-- The log says once that it is away. When it is back, or another one is, all goes on by itself.
-- What `retrieve` brings was there all the time; a lease that ended too soon makes it a miss.
-
-Any number of threads may use a client. After a fork the child has to open one of its own.
+What its calls promise is said by `kvferry.cache.interface`. Without a server there is no cache:
+nothing is found, nothing is stored, and it costs next to nothing to ask. The log says once that it
+is away. When it is back, or another one is, all goes on by itself. What `retrieve` brings was there
+all the time; a lease that ended too soon makes it a miss.
 """
 
 from __future__ import annotations
@@ -25,21 +23,23 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from typing_extensions import override
 
-from kvferry.base.errors import ClosedError, UnavailableError
+from kvferry.base.errors import UnavailableError
 from kvferry.base.threads import Workers
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.clearing import check_clear
 from kvferry.cache.cost.load_or_compute import decide
 from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.explain import ChunkPlace, Explanation
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.interface import FLUSH_S, Cache
+from kvferry.cache.results import RequestLog
 from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.generation import (
     FIRST,
@@ -57,13 +57,13 @@ from kvferry.server import protocol
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.session_thread import SessionThread
+from kvferry.server.client.feedback import EngineFeedback
+from kvferry.server.client.session_thread import SUSPECT_S, SessionThread
 from kvferry.server.client.transfer import Transfer, in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
 
 __all__ = ["Client"]
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
 _log = logging.getLogger("kvferry.server.client")
@@ -77,7 +77,7 @@ _STORES_SHARE = 0.8
 _EVERYBODY_S = 15.0  # for a clear for everybody: all stores answer, one after the other
 
 
-class Client:
+class Client(Cache):
     """A cache in the memory of a server on this host.
 
     Args:
@@ -87,6 +87,8 @@ class Client:
         salt: Separates tenants: with another salt, the same tokens are other chunks. The server is
             not told.
         timeout_s: Limit of each question that the server answers from memory.
+        lookup_timeout_s: How long the server may be silent while it brings what a lookup leases;
+            default: half of what computing the prompt takes.
         retrieve_timeout_s: Limit for calls that may load from stores.
         copy_threads: Threads that copy; default: the processors of this machine, 4 at most.
         token_file: Holds the token for a server that asks for one; read for each session. Default:
@@ -108,39 +110,43 @@ class Client:
         *,
         salt: bytes = b"",
         timeout_s: float = 0.5,
+        lookup_timeout_s: float | None = None,
         retrieve_timeout_s: float = 10.0,
         copy_threads: int | None = None,
         token_file: str | os.PathLike[str] | None = None,
         weights_version: str = "",
         prefault: bool = True,
     ) -> None:
-        self.identity = identity
-        self.layout = identity.layout
+        super().__init__(identity, salt, Workers(_BACKGROUND_THREADS, "client"))
         self.url = read_url(url)
-        self._salt = salt
         self._lines = RequestLog(_log)
         self._own = named(weights_version)
         self._over: OrderedDict[bytes, None] = OrderedDict()
         self._over_lock = threading.Lock()
+        self._lookup_timeout_s = lookup_timeout_s
         self._retrieve_timeout_s = retrieve_timeout_s
-        self._pid = os.getpid()
-        self._closed = False
         token = token_reader(token_file)
         self._counters = Counters()
-        self._executor = Workers(_BACKGROUND_THREADS, "client")
         self._sessions = SessionThread(self.url, identity, token, self._counters, prefault=prefault)
         # At the latest at the end of the program.
         self._finalizer = weakref.finalize(self, self._sessions.close)
+        self._feedback = EngineFeedback(self._sessions, self.layout.chunk_bytes)
+        self.metrics = self._feedback.metrics
         self._caller = Caller(self._sessions, self._counters, timeout_s)
         threads = copy_threads or min(_COPY_THREADS_MAX, os.cpu_count() or 1)
         self._transfer = Transfer(self._caller, self.layout, threads)
         self._sessions.wait(_FIRST_WAIT_S)
 
     @property
+    @override
     def available(self) -> bool:
-        """Whether there is a server that answers."""
         session = self._sessions.session
         return session is not None and not session.doubted and not self._closed
+
+    @property
+    @override
+    def asks_stores(self) -> bool:
+        return self.available
 
     @property
     def refused(self) -> str:
@@ -154,29 +160,21 @@ class Client:
 
     # --- Asking ---
 
+    @override
     def lookup(
-        self, tokens: Tokens, *, timeout_s: float | None = None, limit_s: float | None = None
+        self, tokens: Tokens, *, timeout_s: float | None = None, lease: bool = False
     ) -> Lookup:
-        """How much of a prompt could be had now; what is found counts as used.
-
-        Args:
-            tokens: Of the prompt.
-            timeout_s: How long the server may ask its stores; default: most of `limit_s`.
-            limit_s: Of the call; default: that of the client, or a little more than `timeout_s`.
-                Without `timeout_s` the server asks its stores as long as that can pay.
-        """
+        look = partial(self._leased, timeout_s) if lease else partial(self._look, timeout_s)
         prompt = self._read(tokens)
-        found = self._look(prompt, timeout_s, limit_s, touch=True)
-        if self._outdated(tokens, prompt):
-            found = self._look(self._read(tokens), timeout_s, limit_s, touch=True)
-        return found
+        found = look(prompt)
+        return look(self._read(tokens)) if self._outdated(tokens, prompt) else found
 
+    @override
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
-        return self._look(self._read(tokens), timeout_s, touch=False).tokens
+        return self._look(timeout_s, self._read(tokens), touch=False).tokens
 
+    @override
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
-        """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
         prompt = self._read(tokens)
         report = self._ask(Report, protocol.Explain, prompt.cut(HASHES_MAX), waits_s=timeout_s)
         if report is not None:
@@ -199,6 +197,7 @@ class Client:
 
     # --- Loading ---
 
+    @override
     def retrieve(
         self,
         tokens: Tokens,
@@ -207,21 +206,6 @@ class Client:
         limit_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> Retrieved:
-        """Bring the prefix of a prompt, as much of it as pays.
-
-        Args:
-            tokens: Of the whole prompt, those behind the last full chunk too: what they cost to
-                compute enters the decision.
-            into: A writable buffer for each full chunk of the prompt (or of `limit_tokens`); those
-                behind the result are undefined. None: the result has pages to read from, of the
-                server; its `release` tells whether they were ours until then.
-            limit_tokens: Take no more than so many.
-            timeout_s: How long the server may load; default: `retrieve_timeout_s`.
-
-        Raises:
-            UsageError: `into` has too few buffers; nothing was loaded.
-            BadBufferError: A buffer is read-only or has another length.
-        """
         prompt = self._read(tokens, limit_tokens)
         limit_s, began = self._limit(timeout_s), time.monotonic()
         found = self._transfer.retrieve(prompt, into, limit_s)
@@ -230,71 +214,52 @@ class Client:
             prompt = self._read(tokens, limit_tokens)
             found = self._transfer.retrieve(prompt, into, limit_s)
         took_s = time.monotonic() - began
+        self.metrics.retrieved(took_s)
         size_bytes = found.tokens // self.layout.chunk_size * self.layout.chunk_bytes
         self._lines.retrieved(prompt.tokens, found.tiers, size_bytes, took_s, found.reason)
         return found
 
-    def begin_retrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Future[Retrieved]:
-        """`retrieve` in a thread of the client. `into` is in use until the future is done."""
-        prompt = self._read(tokens, limit_tokens)
-        return self._start(self._transfer.retrieve, prompt, into, self._limit(timeout_s))
-
+    @override
     def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
-        """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
         prompt, limit_s = self._read(tokens), self._limit(timeout_s)
         ask = partial(self._count, prompt, protocol.Prefetch, True, waits_s=limit_s)
         return self._start(ask)
 
     # --- Storing ---
 
+    @override
     def store(
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
     ) -> Stored:
-        """Keep the KV of a prompt: in the server's memory now, in its stores soon.
-
-        Args:
-            tokens: Of the whole prompt, from its beginning.
-            chunks: A buffer for each full chunk from `first_chunk` on, of the layout's length;
-                free to be reused when the call returns.
-            first_chunk: How many full chunks of the prefix are left out.
-
-        Raises:
-            UsageError: The number of buffers is another one.
-            BadBufferError: A buffer is not contiguous, or has another length.
-        """
         prompt = self._read(tokens)
         if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
         stored = self._transfer.store(prompt, chunks, first_chunk)
         given = prompt.tokens - first_chunk * self.layout.chunk_size
-        self._lines.offered(given, stored, self.layout, time.monotonic() - began)
+        took_s = time.monotonic() - began
+        self._feedback.stored(stored, took_s)
+        self._lines.offered(given, stored, self.layout, took_s)
         return stored
 
     # --- Keeping ---
 
+    @override
     def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are."""
         return self._count(self._read(tokens), protocol.Pin, waits_s=self._limit(timeout_s))
 
+    @override
     def unpin(self, tokens: Tokens) -> int:
-        """Undo a `pin`; how many tokens lost one."""
         prompt = self._read(tokens)
         return self._tokens(prompt, self._ask(Count, protocol.Unpin, prompt.first(HASHES_MAX)))
 
     @property
+    @override
     def generation(self) -> bytes:
-        """What prompts are hashed with from now on; see `kvferry.chunks.generation`."""
         session = self._sessions.session
         return joined(self._own, session.shared if session is not None else shared_of(FIRST))
 
+    @override
     def clear(
         self,
         *,
@@ -302,32 +267,26 @@ class Client:
         everybody: bool = False,
         weights_version: str | None = None,
     ) -> int:
-        """Forget everything; how many chunks the server's memory lost at once.
-
-        It is done when this returns, whether the server is there or not; the arguments are those of
-        `kvferry.TieredCache.clear`. Other engines of the server go on with what they have.
-
-        Raises:
-            KVFerryError: As there; or the server does not answer.
-        """
+        # It is done when this returns, whether the server is there or not. Other engines of the
+        # server go on with what they have.
         self._check_open()
         check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
         if stores and not everybody:
             ended = self._own
             self._own = after_clear(weights_version)
-            return self.renewed(ended, self._own)
+            return self._renewed(ended, self._own)
         count = self._clear(stores=stores, everybody=everybody, ended=b"")
         if everybody and count is None:
             raise UnavailableError(f"{self.url} did not clear for everybody; do it again")
         return count or 0
 
-    def renewed(self, ended: bytes, own: bytes) -> int:
-        """Somebody who hashes prompts for this client has cleared; see `kvferry.chunks.generation`.
-
-        Args:
-            ended, own: His half before, and from now on.
-        """
+    @override
+    def renewed(self, ended: bytes, own: bytes) -> None:
         self._check_open()
+        self._renewed(ended, own)
+
+    def _renewed(self, ended: bytes, own: bytes) -> int:
+        """`renewed`; how many chunks the server's memory lost at once."""
         self._own = own
         if ended == own:
             return 0
@@ -341,21 +300,21 @@ class Client:
 
     # --- Knowing ---
 
+    @override
     def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
-        """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens."""
         self._check_open()
         self._ask(Done, protocol.Observe, tokens, cached_tokens, took_s)
 
-    def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
-        """Tell how long the engine computes, as it was learnt; see `kvferry.cache.cost.prefill`."""
-        self._check_open()
-        self._ask(Done, protocol.Speed, coefficients, step_tokens)
+    @override
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
+        self._feedback.observe_step(new_tokens, pairs, decodes, took_s)
 
-    def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
-        """Have the server's metrics contain what only its engine can know; see `Counted`."""
+    @override
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int | None = None) -> None:
         self._check_open()
-        self._ask(Done, protocol.Counted, sums, histograms)
+        self._feedback.expect(coefficients, step_tokens)
 
+    @override
     def stats(self) -> dict[str, Any]:
         """What this client counted, and under "server" what its server did; {} without one.
 
@@ -373,23 +332,15 @@ class Client:
         report = self._ask(Report, protocol.Stats)
         return {**known, "server": report.report if report is not None else {}}
 
-    def close(self) -> None:
-        """End the session: what it holds is released, what it stored stays.
-
-        Calls under way end at once, with a miss. Pages of results that were not released stay valid
-        memory; what lies in them is no longer known, and their `release` says so.
-        """
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @override
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """End the session: what it holds is released, what it stored stays, and is written by the
+        server. Calls under way end at once, with a miss."""
+        if not self._closed and os.getpid() == self._pid:
+            self._closed = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._finalizer()
+        return True
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "available" if self.available else "away"
@@ -397,35 +348,34 @@ class Client:
 
     # --- Questions: what moves no chunk ---
 
-    def _look(
-        self,
-        prompt: Prompt,
-        timeout_s: float | None,
-        limit_s: float | None = None,
-        *,
-        touch: bool,
-    ) -> Lookup:
+    def _look(self, timeout_s: float | None, prompt: Prompt, *, touch: bool = True) -> Lookup:
         """How much of a prompt there is; without a server, nothing."""
+        limits = {"waits_s": timeout_s}
+        if timeout_s is None:
+            limit_s = self._caller.timeout_s
+            limits = {"waits_s": limit_s * _STORES_SHARE, "limit_s": limit_s}
+        return self._found(prompt, protocol.LookupRequest, touch, **limits)
+
+    def _leased(self, timeout_s: float | None, prompt: Prompt) -> Lookup:
+        """`_look`; what pays is in the server's memory then, and kept until it is loaded."""
+        limit_s, silent_s = self._limit(timeout_s), self._lookup_timeout_s
+        if silent_s is None:
+            silent_s = self._feedback.patience_s(prompt, limit_s)
+        # Of that, the server has a part to show that it lives.
+        silent_s = max(silent_s / 2, silent_s - SUSPECT_S)
+        began, limits = time.monotonic(), {"waits_s": limit_s, "silent_s": silent_s}
+        found = self._found(prompt, protocol.LookupRequest, True, True, **limits)
+        self._feedback.looked_up(prompt, found, time.monotonic() - began)
+        self._count_rest(prompt, found.tokens // prompt.chunk_size, found.reason)
+        return found
+
+    def _found(
+        self, prompt: Prompt, kind: type[Request], *fields: bool, **limits: float | None
+    ) -> Lookup:
         nothing = Lookup(tokens=0, tiers={MEMORY: 0})
         if not prompt.chunks:
             return nothing
-        patient = False
-        if timeout_s is not None and limit_s is None:
-            limits = {"waits_s": timeout_s}
-        else:
-            patient = timeout_s is None and limit_s is not None
-            limit_s = self._caller.timeout_s if limit_s is None else limit_s
-            waits_s = limit_s * _STORES_SHARE
-            waits_s = waits_s if timeout_s is None else min(waits_s, timeout_s)
-            limits = {"waits_s": waits_s, "limit_s": limit_s}
-        found = self._ask(
-            Found,
-            protocol.LookupRequest,
-            prompt.cut(HASHES_MAX),
-            touch,
-            patient,
-            **limits,
-        )
+        found = self._ask(Found, kind, prompt.cut(HASHES_MAX), *fields, **limits)
         if found is None:
             return nothing
         size = prompt.chunk_size
@@ -471,6 +421,7 @@ class Client:
 
     # --- Inside ---
 
+    @override
     def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
         self._check_open()
         prompt = read_prompt(
@@ -484,17 +435,11 @@ class Client:
         """Whether the answer has said that others cleared, so that it is to be asked anew."""
         return not isinstance(tokens, Prompt) and prompt.generation != self.generation
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the client is closed")
-        if os.getpid() != self._pid:
-            raise ClosedError("the client belongs to the process that forked; open another one")
-
     def _limit(self, timeout_s: float | None) -> float:
         return self._retrieve_timeout_s if timeout_s is None else timeout_s
 
-    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        try:
-            return self._executor.submit(call, *args)
-        except RuntimeError:  # between our check and here
-            raise ClosedError("the client is closed") from None
+    @override
+    def _retrieving(
+        self, prompt: Prompt, into: Sequence[BufferLike] | None, timeout_s: float | None
+    ) -> Callable[[], Retrieved]:
+        return partial(self._transfer.retrieve, prompt, into, self._limit(timeout_s))

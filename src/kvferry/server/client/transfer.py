@@ -15,7 +15,7 @@ from typing import Any
 
 from kvferry.base.errors import SystemResourceError
 from kvferry.cache import Retrieved, Stored
-from kvferry.cache.caller_buffers import check_lengths, targets, wanted_chunks
+from kvferry.cache.memory import check_lengths, targets, wanted_chunks
 from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.layout import ELEMENTS, KVLayout
 from kvferry.chunks.prompt import Prompt

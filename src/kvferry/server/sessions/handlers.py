@@ -27,7 +27,13 @@ from kvferry.server import protocol as p
 from kvferry.server.loop.dispatch import Later, RequestRefused
 from kvferry.server.memory.pools import page_index
 from kvferry.server.sessions.registry import Registry
-from kvferry.server.sessions.sessions import Session, Sessions, Writing
+from kvferry.server.sessions.sessions import (
+    LOOKUP_LEASE_S,
+    LookupLease,
+    Session,
+    Sessions,
+    Writing,
+)
 from kvferry.server.sessions.shard import IdentityShard
 
 __all__ = ["Handlers"]
@@ -202,8 +208,11 @@ class Handlers:
         shard = session.shard
         prompt = shard.prompt(request.prompt)
         began = time.monotonic()
-        room = self._sessions.room(session, writing=False)
+        room = self._sessions.room(session)
         wanted = prompt.first(room)
+        asked = session.kept_for(prompt.hashes) if session.lookups else None
+        if asked is not None and (leased := self._loaded(session, request, prompt, asked)):
+            return leased
         ready, coming = shard.memory.cache.lookup(prompt.hashes)
         asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
@@ -216,9 +225,10 @@ class Handlers:
 
         def gathered(found: Gathered | None) -> p.Reply:
             _check_open(session)
-            room = self._sessions.room(session, writing=False)
-            lease_s = self.config.tuning.lease_s
-            lease, handles = shard.memory.cache.acquire(prompt.first(room), lease_s)
+            room = self._sessions.room(session)
+            lease, handles = shard.memory.cache.acquire(
+                prompt.first(room), self.config.tuning.lease_s
+            )
             if found is None:
                 reason = "unavailable" if full else "deadline"
                 found = Gathered(ready, bytearray(), reason=reason)
@@ -227,6 +237,22 @@ class Handlers:
         return self._later(
             session, self._gather(shard, prompt, request), gathered, _seconds_of(request)
         )
+
+    def _loaded(
+        self, session: Session, request: p.Retrieve, prompt: Prompt, asked: bytes
+    ) -> p.Reply | None:
+        """What a lookup has leased is loaded: the lookup counted it. None: there is not all of it.
+
+        Between the two leases nobody can evict.
+        """
+        cache, pages = session.shard.memory.cache, session.lookups[asked].pages
+        room = self._sessions.room(session) + pages
+        lease, handles = cache.acquire(prompt.first(room), self.config.tuning.lease_s)
+        session.let_go(asked)
+        if len(handles) < prompt.chunks:
+            cache.release(lease)
+            return None
+        return self._leased(session, request, prompt, lease, handles, room)
 
     def _gather(
         self, shard: IdentityShard, prompt: Prompt, request: p.Request
@@ -288,11 +314,11 @@ class Handlers:
         shard = session.shard
         # Like leases, pins count as held, and end with the session.
         hashes = request.prompt.hashes
-        wanted = shard.prompt(request.prompt).cut(self._sessions.room(session, writing=False))
+        wanted = shard.prompt(request.prompt).cut(self._sessions.room(session))
 
         def pinned(_: Gathered | None) -> p.Reply:
             _check_open(session)
-            room = self._sessions.room(session, writing=False)
+            room = self._sessions.room(session)
             count = shard.memory.cache.pin(wanted.first(room))
             session.pins.append((hashes, wanted.first(count)))
             session.hold(count)
@@ -315,6 +341,8 @@ class Handlers:
     def _lookup(self, session: Session, request: p.LookupRequest) -> p.Reply | Later:
         shard, cache = session.shard, session.shard.cache
         prompt = shard.prompt(request.prompt)
+        if request.lease:
+            return self._look_and_lease(session, request, prompt)
         hashes = prompt.hashes
         ready, coming = shard.memory.cache.lookup(hashes)  # what is most often asked
         if cache.tiers and ready and cache.storer.looks:
@@ -324,14 +352,6 @@ class Handlers:
         size, limit_s = prompt.chunk_size, _seconds_of(request)
 
         def look() -> Steps[Lookup]:
-            if request.pays:
-                return shard.cache.looking(
-                    prompt,
-                    None,
-                    touch=request.touch,
-                    limit_s=limit_s,
-                    begin=request.touch,  # a retrieve of what is found follows
-                )
             if request.touch:
                 return shard.cache.lookup_steps(prompt, limit_s)
             return shard.cache.looking(prompt, limit_s, touch=False)
@@ -340,17 +360,63 @@ class Handlers:
             if known is None:
                 ready, coming = shard.memory.cache.lookup(hashes)
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
-            left = known.tokens
-            if request.pays and known.worth_tokens is not None:
-                left = known.worth_tokens
-            tiers = {}
-            for name, tokens in known.tiers.items():
-                tiers[name] = min(tokens, left) // size
-                left -= min(tokens, left)
+            tiers = {name: tokens // size for name, tokens in known.tiers.items()}
             coming = known.arriving_tokens // size
             return p.Found(request.id, tiers, coming, shard.shared, known.reason)
 
         return self._later(session, look, found, limit_s)
+
+    def _look_and_lease(
+        self, session: Session, request: p.LookupRequest, prompt: Prompt
+    ) -> p.Reply | Later:
+        """Bring what pays into memory, as a `Retrieve` does, and lease it until that comes."""
+        shard, began = session.shard, time.monotonic()
+        first, rest = prompt.behind_computed()  # the engine has these itself
+        ready, coming = shard.memory.cache.lookup(rest.hashes)
+        asks = shard.cache.tiers or rest.source
+        if (before := session.lookups.get(rest.hashes)) and ready >= before.pages:
+            return self._found(session, request, first, rest)  # asked again
+        if ready == rest.chunks or not (coming or asks):
+            if rest.chunks:
+                shard.cache.reader.from_memory(rest, ready, time.monotonic() - began)
+            return self._found(session, request, first, rest)
+        full = session.running >= _RUNNING_MAX
+
+        def gathered(found: Gathered | None) -> p.Reply:
+            _check_open(session)
+            if found is None:
+                found = Gathered(ready, bytearray(), reason="unavailable" if full else "deadline")
+            return self._found(session, request, first, rest, found)
+
+        work = self._gather(shard, rest, request)
+        return self._later(session, work, gathered, _seconds_of(request))
+
+    def _found(
+        self,
+        session: Session,
+        request: p.LookupRequest,
+        first: int,
+        rest: Prompt,
+        found: Gathered | None = None,
+    ) -> p.Reply:
+        """What is in memory of the rest behind the first chunks, leased as far as there is room.
+
+        What lies there beyond that is likely to be there in a moment, and counts too.
+        """
+        cache = session.shard.memory.cache
+        before = session.lookups.get(rest.hashes)
+        room = self._sessions.room(session, looking=True) + (before.pages if before else 0)
+        leased = rest.first(room)
+        seconds = min(LOOKUP_LEASE_S, self.config.tuning.lease_s)
+        lease, handles = cache.acquire(leased, seconds)
+        leased = leased[: len(handles) * DIGEST_BYTES]
+        session.keep(rest.hashes, LookupLease(lease, leased, time.monotonic() + seconds))
+        ready = cache.lookup(rest.hashes)[0]
+        loaded = found.chunks if found is not None else {}
+        tiers = {"l1": first + max(0, ready - sum(loaded.values())), **loaded}
+        reason = found.reason if found is not None else "never_stored"
+        reason = (reason or "evicted") if ready < rest.chunks else ""
+        return p.Found(request.id, tiers, 0, session.shard.shared, reason)
 
     def _stats(self, session: Session, request: p.Stats) -> p.Reply | Later:
         return self._later(
@@ -394,6 +460,7 @@ class Handlers:
         if not request.stores:
             return p.Count(request.id, shard.cache.clear(stores=False))
         if not request.everybody:
+            session.let_all_go()
             # Chunks of this engine in memory leave when there is need, others use the rest.
             count = shard.memory.cache.clear() if shard.memory.engines == 1 else 0
             if any(ended):  # all engines of the identity share the first one

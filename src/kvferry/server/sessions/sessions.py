@@ -14,8 +14,11 @@ Its reservations leave the index at once, too, but their pages stay out of use u
 gone: somebody who only seemed dead could still write into them.
 
 An engine process holds no more than its share of what no other one holds, by all its sessions
-together, so there are always some pages for somebody who comes; and open reservations are no more
-than three quarters of the pool all together.
+together, so there are always some pages for somebody who comes; three quarters of that share by
+leases of lookups, so that its loads and stores have the rest. Open reservations are no more than
+three quarters of the pool all together.
+
+What a lookup has leased ends when it is loaded, and after some seconds if nobody loads it.
 
 Threads: the loop's for everything; `begin`, `status` and the counters from any.
 """
@@ -28,20 +31,39 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvferry.cache.memory import Reserved
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.server.memory.pools import Pool, page_index
 from kvferry.server.memory.segments import FIRST_SESSION_LOCK
 from kvferry.server.sessions.shard import IdentityShard
 
-__all__ = ["Session", "Sessions", "Writing"]
+__all__ = ["LOOKUP_LEASE_S", "LookupLease", "Session", "Sessions", "Writing"]
 
 SESSIONS_MAX = 4096
 # How long a client may take to map the segment.
 ATTACH_S = 10.0
 # The part of a pool that open reservations may hold: readers always find the rest.
 _WRITTEN_SHARE = 0.75
+# The part of what a process may hold that its lookups may lease.
+_LOOKUP_SHARE = 0.75
+# How long that lasts: then the request was aborted, or asks again.
+LOOKUP_LEASE_S = 10.0
+
+
+class LookupLease(NamedTuple):
+    """What a lookup has leased: its lease, the hashes of the chunks, and when it ends."""
+
+    lease: int
+    hashes: bytes
+    until: float
+
+    @property
+    def pages(self) -> int:
+        """How many pages it holds."""
+        return len(self.hashes) // DIGEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -59,9 +81,11 @@ class Process:
 
     Attributes:
         held: How many pages its sessions hold, in each pool.
+        looked_up: How many of them by lookups.
     """
 
     held: Counter[Pool] = field(default_factory=Counter)
+    looked_up: Counter[Pool] = field(default_factory=Counter)
     sessions: int = 0
 
 
@@ -77,6 +101,7 @@ class Session:
         software, pid: What it said of itself.
         seen: When it was last heard, by ``time.monotonic``.
         leases: Pages of each lease, and when it ends.
+        lookups: What lookups have leased, by the hashes that were asked for.
         writings: Its open reservations by id.
         pins: What it pinned: hashes of the prompt, and of the part that was there.
         running: Its requests that wait for threads, or for the work of these.
@@ -94,6 +119,7 @@ class Session:
     attached: bool = False
     ended: bool = False
     leases: dict[int, tuple[int, float]] = field(default_factory=dict)
+    lookups: dict[bytes, LookupLease] = field(default_factory=dict)
     writings: dict[int, Writing] = field(default_factory=dict)
     pins: list[tuple[bytes, bytes]] = field(default_factory=list)
     running: int = 0
@@ -106,6 +132,35 @@ class Session:
         self.pages += pages
         self.process.held[pool] += pages
         pool.held += pages
+
+    def keep(self, asked: bytes, found: LookupLease) -> None:
+        """A lookup of these hashes has leased what it found."""
+        self.let_go(asked)
+        if found.lease:
+            self.lookups[asked] = found
+            self.hold(found.pages)
+            self.process.looked_up[self.shard.memory.pool] += found.pages
+
+    def kept_for(self, hashes: bytes) -> bytes | None:
+        """What was asked for by the lookup that has leased these chunks; None: no one has."""
+        for asked, found in self.lookups.items():
+            kept = found.hashes
+            if kept.startswith(hashes) or kept.endswith(hashes) or hashes.startswith(kept):
+                return asked
+        return None
+
+    def let_go(self, asked: bytes) -> None:
+        """End what a lookup has leased, if it has."""
+        found = self.lookups.pop(asked, None)
+        if found is not None:
+            self.hold(-found.pages)
+            self.process.looked_up[self.shard.memory.pool] -= found.pages
+            self.shard.memory.cache.revoke(found.lease)
+
+    def let_all_go(self) -> None:
+        """End what all lookups have leased."""
+        for asked in list(self.lookups):
+            self.let_go(asked)
 
     @property
     def writing_pages(self) -> int:
@@ -164,11 +219,14 @@ class Sessions:
         session.attached = session.shard.memory.pool.segment.lock_is_held(session.lock)
         return session.attached
 
-    def room(self, session: Session, *, writing: bool) -> int:
-        """How many more pages the session may hold."""
+    def room(self, session: Session, *, writing: bool = False, looking: bool = False) -> int:
+        """How many more pages the session may hold: to write to, or by a lookup."""
         memory = session.shard.memory
         pages, own = memory.pages_max, session.process.held[memory.pool]
-        room = int((pages - (memory.pool.held - own)) * self.share) - own
+        share = int((pages - (memory.pool.held - own)) * self.share)
+        room = share - own
+        if looking:
+            room = min(room, int(share * _LOOKUP_SHARE) - session.process.looked_up[memory.pool])
         if writing:
             room = min(room, int(pages * _WRITTEN_SHARE) - self._written(session))
         return max(room, 0 if own else 1)  # the smallest pool still takes a chunk
@@ -219,6 +277,9 @@ class Sessions:
                         del session.leases[lease]
                         session.hold(-pages)
                         session.shard.memory.cache.revoke(lease)
+                for asked, found in list(session.lookups.items()):
+                    if found.until < now:
+                        session.let_go(asked)
         for session, ids in list(self.fenced):
             if not self._locked(session):
                 self._free(session, ids)
@@ -252,7 +313,8 @@ class Sessions:
             return
         session.ended = True
         held = session.pages
-        session.hold(-held)
+        session.let_all_go()
+        session.hold(-session.pages)
         session.shard.memory.engines -= 1
         with self._lock:
             session.process.sessions -= 1
@@ -292,7 +354,7 @@ class Sessions:
                 "age_s": round(now - session.began, 3),
                 "silent_s": round(now - session.seen, 3),
                 "attached": session.attached,
-                "leases": len(session.leases),
+                "leases": len(session.leases) + len(session.lookups),
                 "reservations": len(session.writings),
                 "pages": session.pages,
                 "requests": session.requests,

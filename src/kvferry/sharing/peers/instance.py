@@ -19,14 +19,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from kvferry.base.errors import ConfigError, KVFerryError
 from kvferry.base.local_secret import local_secret
 from kvferry.base.socket_folder import node_socket
 from kvferry.base.threads import Guarded, noticed
-from kvferry.cache.store.store_tiers import StoreTier, space_of
+from kvferry.cache.store.store_tiers import space_of
 from kvferry.cache.tiered_cache import TieredCache
 from kvferry.chunks.generation import joined
 from kvferry.chunks.keys import DIGEST_BYTES
@@ -146,17 +146,14 @@ class Sharing:
         """Those that take part."""
         return [one.cache for one in self._joined]
 
-    def join(self, cache: TieredCache, prepare: Callable[[StoreTier], object]) -> None:
+    def join(self, cache: TieredCache) -> None:
         """Lend what this engine has in memory, and have it read from its peers."""
 
         def opened(name: str, address: str) -> PeerTier:
             host, port = parse_endpoint(address)
             config = client_of(self.settings, self._secret, (host, port or 0))
-            tier = open_peer(
-                cache, name, config, self._one_sided.agent if self._one_sided else None
-            )
-            prepare(tier)
-            return tier
+            agent = self._one_sided.agent if self._one_sided else None
+            return open_peer(cache, name, config, agent)
 
         if self.node is not None:
             space = space_of(cache.identity)
@@ -352,17 +349,11 @@ _here: dict[tuple[int, str, int], Sharing] = {}
 _lock = threading.Lock()
 
 
-def join(
-    cache: TieredCache,
-    prepare: Callable[[StoreTier], object] = lambda _: None,
-    *,
-    rank: int | None = None,
-) -> None:
+def join(cache: TieredCache, rank: int | None = None) -> None:
     """Have a cache take part, if its settings say so.
 
     Args:
         cache: Which.
-        prepare: What is done with the tier of a peer before the cache asks it.
         rank: Of this process in the instance; default: that of the cache's layout.
 
     Raises:
@@ -377,7 +368,7 @@ def join(
         key = (os.getpid(), settings.instance_id, rank)
         if key not in _here:
             _here[key] = Sharing(settings, rank)
-        _here[key].join(cache, prepare)
+        _here[key].join(cache)
 
 
 def leave(cache: TieredCache) -> None:

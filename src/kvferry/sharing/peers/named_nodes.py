@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Guarded
@@ -42,13 +41,9 @@ class NamedNodes:
 
     Args:
         cache: Whose prompts name them; its settings say which hosts may be asked.
-
-    Attributes:
-        prepare: What is done with the tier of a node before it is asked.
     """
 
     def __init__(self, cache: TieredCache) -> None:
-        self.prepare: Callable[[StoreTier], object] = lambda _: None
         self._cache = cache
         self._hosts = AllowedHosts(cache.config.remote_kv_sources)
         self._lock = threading.Lock()
@@ -90,7 +85,6 @@ class NamedNodes:
         try:
             config = client_of(settings, settings.secret, address).replace(presence="off")
             node = open_peer(self._cache, NAME, config)
-            self.prepare(node)
         except (KVFerryError, OSError) as error:
             _log.warning("%s:%d cannot be asked: %s", *address, error)
             return None

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.socket_folder import node_address
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark
 from kvferry.cache.store.store_tiers import StoreTier, space_of
 from kvferry.cache.tiered_cache import TieredCache
 from kvferry.chunks.generation import Mark
@@ -173,6 +173,7 @@ def open_peer(
         cache.metrics,
         lets_go=True,
         clearing=cache.clearing,
+        wraps=cache.wraps,
     )
     tier.address = config.host.lower(), config.port
     tier.mark = PeerMark(connector, cache.clearing.newest)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from kvferry.cache.store.newest_mark import NewestMark
+from kvferry.cache.store.generations import NewestMark
 from kvferry.chunks.generation import MARK_BYTES, Mark
 from kvferry.sharing.membership import Renewed, Reporter
 from kvferry.sharing.peers.lending import LendingNode

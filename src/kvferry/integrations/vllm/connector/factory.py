@@ -6,12 +6,12 @@ This module needs vLLM.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvferry.cache.cost.prefill import Coefficients
+from kvferry.cache.interface import Cache
 from kvferry.cache.status_socket import open_status_socket
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
@@ -25,8 +25,7 @@ from kvferry.integrations.vllm.connector.affinity import (
     warn_of_no_processor_left,
 )
 from kvferry.integrations.vllm.connector.explain import teller
-from kvferry.integrations.vllm.connector.finder import BackendFinder
-from kvferry.integrations.vllm.connector.interfaces import Backend
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.rank_identity import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.connector.request_hashes import request_hashes
@@ -165,8 +164,7 @@ def open_rank(
 
 def worker_half(
     rank: OpenRank,
-    backend: Backend,
-    expect: Callable[[Coefficients, int], None],
+    backend: Cache,
     *,
     memory: Sequence[BufferLike] = (),
     shown: Collection[str] | None = None,
@@ -176,7 +174,6 @@ def worker_half(
     Args:
         rank: The worker.
         backend: Its cache.
-        expect: Tells the cache what computing may take, until steps say otherwise.
         memory: Of the cache, for a device to pin.
         shown: The series that vLLM shows of the cache; None: all.
     """
@@ -186,7 +183,7 @@ def worker_half(
     gpu = device_name(rank.device, threads) if rank.device.type == "cuda" else ""
     guessed = guess(rank.vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
     step_tokens = int(rank.vllm_config.scheduler_config.max_num_batched_tokens)
-    expect(guessed, step_tokens)
+    backend.expect_prefill(guessed, step_tokens)
     config = rank.settings.cache
     # Room for the KV of two steps of the engine.
     save_bytes = max(64 << 20, 2 * step_tokens * rank.layout.token_bytes)
@@ -209,18 +206,17 @@ def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
     """The half in a worker with a cache of its own, and what answers for it."""
     config = rank.settings.cache
     with all_processors():
-        # What is looked up is loaded: so the reads leave with the question.
-        cache = TieredCache(rank.identity, config.replace(enable_async_loading=True))
+        cache = TieredCache(rank.identity, config)
         cache.learning.know_device(device_name(rank.device, _computing_threads()))
     for store in cache.tiers:
         where = next(each.address for each in config.stores if each.name == store.tier.name)
         _log.info("kvferry: store %s at %s %s", store.tier.name, where, store.contact(_CONTACT_S))
-    worker = worker_half(rank, cache, cache.learning.expect, memory=[cache.memory.whole])
+    worker = worker_half(rank, cache, memory=[cache.memory.whole])
     with all_processors():
         worker.status_socket = open_status_socket(
             cache, f"vLLM {vllm_version() or ''}, rank {rank.number}"
         )
-        finder = BackendFinder([cache])
+        finder = CacheFinder(cache)
         return RankAnswers(rank.name, finder, teller(cache), worker.release_blocks), worker
 
 

@@ -1,12 +1,11 @@
-"""What the two halves of a connector are written against: a cache, a copier of blocks, a finder.
+"""What the two halves of a connector are written against, and what they tell each other.
 
 A connector lives twice in an engine: one half beside the scheduler, which knows requests and block
 ids and decides; one half in each worker, which has the tensors and moves bytes. Neither half knows
-vLLM or torch, and both work with every cache that has the shape of `Backend`: `kvferry.TieredCache`
-in the process of the worker, `kvferry.server.Client` for the memory of a cache server.
+vLLM or torch, and both work with every `kvferry.cache.interface.Cache`.
 
 - The scheduler half asks a `Finder` how much of a prompt *every* rank could load.
-- The worker half brings chunks from a `Backend` and has a `Copier` put them into blocks, and back.
+- The worker half brings chunks from a cache and has a `Copier` put them into blocks, and back.
 - What one tells the other is `Work`: plain numbers and bytes, which survive any pickling.
 """
 
@@ -16,57 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvferry.cache import Lookup, Retrieved, Stored
-from kvferry.chunks.prompt import Prompt, Tokens
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike
-from kvferry.metrics import CacheMetrics
 
-__all__ = ["Backend", "Cache", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
-
-
-class Cache(Protocol):
-    """What every cache of ours can do; see `kvferry.TieredCache` for what each call promises."""
-
-    @property
-    def available(self) -> bool:
-        """False: nothing can be had from it now, and nothing is taken."""
-
-    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup: ...
-
-    def retrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Retrieved: ...
-
-    def store(
-        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
-    ) -> Stored: ...
-
-    @property
-    def generation(self) -> bytes:
-        """What hashes have to begin with, as far as the cache knows; see
-        `kvferry.chunks.generation`."""
-
-    def renewed(self, ended: bytes, own: bytes) -> object: ...
-
-    def stats(self) -> dict[str, Any]: ...
-
-
-class Backend(Cache, Protocol):
-    """A cache as the worker half sees it."""
-
-    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
-
-    @property
-    def metrics(self) -> CacheMetrics:
-        """What it counts, and others with it."""
-
-    def close(self, timeout_s: float) -> object:
-        """Write what waits for stores, for so long at most, and end."""
+__all__ = ["Copier", "Finder", "LoadJob", "SaveJob", "Work"]
 
 
 class Finder(Protocol):

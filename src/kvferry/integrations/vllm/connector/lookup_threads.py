@@ -1,4 +1,7 @@
-"""Questions to a finder that nobody waits for: asked in threads, given up after a limit.
+"""How much of a prompt should be loaded: asked of a cache, in threads that nobody waits for.
+
+A cache waits for its stores as long as an answer can pay, and not at all for one that does not
+answer (`kvferry.cache.store.tier`). `CacheFinder` asks it; `Questions` asks any `Finder`.
 
 The finder knows how long waiting can pay. The limit here is for a finder that does not return, and
 counts from the call: many requests at once may have to wait for a thread.
@@ -6,7 +9,7 @@ counts from the call: many requests at once may have to wait for a thread.
 An answer often comes within a fraction of a millisecond, and another step of the engine costs more.
 So the scheduler waits for a moment (`_MOMENT_S`), which all questions of a step share.
 
-Threads: one asks; the answers come from others.
+Threads: of `CacheFinder` any; of `Questions` one asks, and the answers come from others.
 """
 
 from __future__ import annotations
@@ -15,12 +18,58 @@ import logging
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 
+from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
+from kvferry.cache.interface import Cache
+from kvferry.chunks.generation import shared_of
 from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.connector.interfaces import Finder
 
-__all__ = ["Question", "Questions"]
+__all__ = ["CacheFinder", "Question", "Questions"]
+
+
+class CacheFinder:
+    """Asks one cache; see `Finder`.
+
+    Args:
+        cache: Closed by its owner.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def find(self, prompt: Prompt) -> int:
+        """See `Finder`."""
+        return self._ask(prompt, None)
+
+    def now(self, prompt: Prompt) -> int | None:
+        """See `Finder`: what memory has, while there is nobody to ask who answers, and the prompt
+        names no node."""
+        return None if prompt.source or self._cache.asks_stores else self._ask(prompt, 0.0)
+
+    @property
+    def shared(self) -> bytes:
+        """See `Finder`."""
+        return shared_of(self._cache.generation)
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """See `Finder`."""
+        with suppress(KVFerryError):  # it is being closed
+            self._cache.renewed(ended, own)
+
+    def close(self) -> None:
+        """The cache stays open."""
+
+    def _ask(self, prompt: Prompt, limit_s: float | None) -> int:
+        try:
+            found = self._cache.lookup(prompt, timeout_s=limit_s, lease=True)
+        except KVFerryError:  # it is being closed
+            return 0
+        tokens = found.tokens if found.worth_tokens is None else found.worth_tokens
+        return tokens // prompt.chunk_size
+
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 

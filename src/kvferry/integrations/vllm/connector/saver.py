@@ -26,12 +26,13 @@ from typing import Any
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
+from kvferry.cache.interface import Cache
 from kvferry.chunks.pool import Page, PagePool
 from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
-from kvferry.integrations.vllm.connector.interfaces import Backend, Copier, SaveJob
+from kvferry.integrations.vllm.connector.interfaces import Copier, SaveJob
 
 __all__ = ["Saver"]
 
@@ -76,7 +77,7 @@ class Saver:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Cache,
         copier: Copier,
         counts: Counts,
         access: BlockAccess,

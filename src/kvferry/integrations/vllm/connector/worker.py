@@ -29,11 +29,12 @@ from msgspec.structs import replace
 
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
+from kvferry.cache.interface import Cache
 from kvferry.cache.status_socket import StatusSocket
 from kvferry.client.buffers import BufferLike
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
-from kvferry.integrations.vllm.connector.interfaces import Backend, Copier, LoadJob, Work
+from kvferry.integrations.vllm.connector.interfaces import Copier, LoadJob, Work
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.step_times import HostSteps, Steps
 from kvferry.metrics.deltas import MetricDeltas
@@ -76,7 +77,7 @@ class WorkerHalf:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Cache,
         copier: Copier,
         *,
         chunk_blocks: int,

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvferry.base.errors import UsageError
-from kvferry.cache.request_log import RequestLog
+from kvferry.cache.results import RequestLog
 from kvferry.cache.store.coding import Coding, coder_bytes_s
 from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
@@ -143,8 +143,6 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._lines = RequestLog(_log)
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
-        if settings.locality and hasattr(offload, "Locality"):
-            self.locality = offload.Locality(settings.locality)
         _log.info(
             "KvferryTier at %s: %d bytes a chunk, identity %s, %s",
             *(self.address, row_bytes, identity.hex()),

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from kvferry.base.credentials import Credentials
 from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig, StoreConfig, load_client_config
@@ -48,7 +46,6 @@ class TierOptions:
         limits: How long it waits, and how much may be on its way.
         identity: A text of the user that enters the identity.
         kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
-        locality: "LOCAL", "REMOTE" or None, as vLLM's filters of tiers and events have it.
         store: The name of the store in metrics: its own, or its type.
         sources: Whose nodes requests may name; None: nobody's.
         open_source: Opens a node that a request names.
@@ -60,7 +57,6 @@ class TierOptions:
     limits: TierLimits
     identity: str = ""
     kv_events: bool = False
-    locality: str | None = None
     store: str = "redis"
     sources: AllowedHosts | None = None
     open_source: Callable[[Space, Address], Connector] | None = None
@@ -79,9 +75,9 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     """
     own, client = own_and_client(VllmTierSettings, options, "KvferryTier")
     most = min(own.tuning.store_bytes_max, max(1, view_bytes // 2))
-    limits = msgspec.structs.replace(own.tuning, store_bytes_max=most)
-    if own.lookup_timeout_ms is not None:
-        limits = msgspec.structs.replace(limits, lookup_timeout_s=own.lookup_timeout_ms / 1e3)
+    limits = own.tuning.replace(store_bytes_max=most)
+    if own.lookup_timeout_s is not None:
+        limits = limits.replace(lookup_timeout_s=own.lookup_timeout_s)
     sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
     open_source = _of_sources(own, dict(client)) if sources else None
     open_store, address, store = _store(own, client)
@@ -89,9 +85,8 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         open=open_store,
         address=address,
         limits=limits,
-        identity=own.identity,
+        identity=own.weights_version,
         kv_events=own.enable_kv_events,
-        locality=own.locality,
         store=store,
         sources=sources,
         open_source=open_source,
@@ -104,19 +99,19 @@ def _store(
 ) -> tuple[Callable[[Space], Connector], str, str]:
     given = [name for name, _ in own.changed()]
     if own.store is not None:
-        beside = [name for name in ("url", "capacity_gb", "password_file") if name in given]
+        beside = [name for name in ("url", "max_capacity_gb", "password_file") if name in given]
         for name in (*beside, *client):
             raise ConfigError(f"store says all of the store, so leave {name} out, or put it there")
         return _of_spec(StoreConfig.of(**own.store), own)
     if own.url is not None and own.url.startswith(_FILE_URL):
         for name in (*(("password_file",) if own.password_file else ()), *client):
             raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
-        if own.capacity_gb is None:
-            raise ConfigError(f"a {_FILE_URL} store needs capacity_gb, in GB of 2**30 bytes")
-        path, size = own.url.removeprefix(_FILE_URL), own.capacity_gb
+        if own.max_capacity_gb is None:
+            raise ConfigError(f"a {_FILE_URL} store needs max_capacity_gb, in GB of 2**30 bytes")
+        path, size = own.url.removeprefix(_FILE_URL), own.max_capacity_gb
         return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size), own)
-    if own.capacity_gb is not None:
-        raise ConfigError("capacity_gb is for file://; a server has its own limit (maxmemory)")
+    if own.max_capacity_gb is not None:
+        raise ConfigError("max_capacity_gb is for file://; a server has its own limit (maxmemory)")
     config, serde = _client_config(own, client), _first_serde(own)
 
     def open_redis(space: Space) -> Connector:
