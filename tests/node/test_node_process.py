@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import pytest
 import redis
 
@@ -122,7 +121,7 @@ def test_unless_told_it_has_no_more_threads_than_cores() -> None:
         os.sched_setaffinity(0, cores)
     assert [threads for threads, _ in found] == [expected for _, expected in found]
     assert found[1][0] == {1}
-    assert _threads(msgspec.structs.replace(settings, threads=3)) == 3
+    assert _threads(settings.replace(tuning=NodeTuning(threads=3))) == 3
 
 
 def _threads(settings: NodeSettings) -> int:

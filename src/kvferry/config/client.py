@@ -70,7 +70,7 @@ __all__ = [
     "TTL_S_MAX",
     "WORKERS_DEFAULT",
     "ClientConfig",
-    "Place",
+    "ServerUrl",
     "limits_of",
     "load_client_config",
     "save_client_settings",
@@ -102,7 +102,7 @@ _SERVER = (
 )
 
 
-class Place(Settings, frozen=True, kw_only=True):
+class ServerUrl(Settings, frozen=True, kw_only=True):
     """Where a server is, in one word.
 
     Attributes:
@@ -228,7 +228,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     @classmethod
     def known(cls) -> dict[str, Spec]:
         """The names that a place may have: `url` and the fields."""
-        return {**specs(Place), **specs(cls)}
+        return {**specs(ServerUrl), **specs(cls)}
 
     @classmethod
     def from_url(

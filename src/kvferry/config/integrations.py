@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import ClientConfig, Place, load_client_config
+from kvferry.config.client import ClientConfig, ServerUrl, load_client_config
 from kvferry.config.native_words import serdes
 from kvferry.config.removed import REMOVED
 from kvferry.config.setting import Path, Serde, Settings, setting, specs
@@ -62,7 +62,7 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
     token_file: Path | None = None
 
 
-class _WithClient(Place, frozen=True, kw_only=True):
+class _WithClient(ServerUrl, frozen=True, kw_only=True):
     """Of an integration that has one server: its own settings, and those of `ClientConfig`.
 
     What they leave open comes from the file and the environment, so secrets need not stand in a
