@@ -31,7 +31,7 @@ PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full check native asan tsan fuzz sim conformance soak bench docs format stub \
-  clean engine test-engines test-gpu bench-engines
+  clean engine test-engines test-gpu bench-engines gpu-report gpu-pack
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -90,6 +90,13 @@ bench-engines: setup  ## what a cache is worth to vLLM; build/bench-engines.{jso
 	  --module-path tests/engines/plugins \
 	  $$(rival=$$($(LANE) vllm-lmcache) && echo "--rival-python $$rival") \
 	  --json build/bench-engines.json --plot build/bench-engines.png $(BENCH)
+
+gpu-report: setup  ## the report of a GPU machine, here with a small model; docs/guides/gpu-report.md
+	@PYTHONPATH=tools:tests/engines/plugins:. $(BIN)/python -m gpu_lane report --profile cpu \
+	  --python "$$($(LANE) vllm-0.32.0)" --out build/gpu-report $(BENCH)
+
+gpu-pack: setup  ## what travels to a GPU machine, into .gpu; PYTHON= is a Python 3.12
+	@PYTHONPATH=tools $(BIN)/python -m gpu_lane pack --python "$${PYTHON:-python3.12}"
 
 conformance: setup  ## suites of others on a node: VALKEY= and RESP= name checkouts of them
 	@PYTHONPATH=tests $(BIN)/python -m foreign_suites $(if $(VALKEY),--valkey $(VALKEY)) \

@@ -68,11 +68,6 @@ def index_cost(lab: Lab) -> Iterator[Bar]:
         f"memory beside the payload, {where}", _MEMORY, lambda figures: figures["bytes_per_chunk"]
     )
     yield worst(
-        f"insert + evict in batches of 256, {where}",
-        _REPLACE,
-        lambda figures: figures["alone_s"] * 1e6,
-    )
-    yield worst(
         f"reserve + evict + commit with pages in batches of 256, {where}",
         _REPLACE,
         lambda figures: figures["replace_s"] * 1e6,
@@ -154,12 +149,10 @@ def main(policy: str, resident: int, prefix: int, rounds: int) -> None:
     filled.age()
     replace = [filled.replace_s() for _ in range(rounds + 1)][1:]
     memory = filled.bytes_per_chunk()
-    alone = _alone_s(policy, resident, rounds)
     figures = {
         "lookup_warm_s": warm,
         "lookup_cold_s": cold,
         "replace_s": statistics.median(replace),
-        "alone_s": alone,
         "bytes_per_chunk": memory,
         "index_bytes": filled.cache.stats()["index_bytes"],
     }
@@ -181,31 +174,6 @@ def _lookups(filled: _Filled, rounds: int) -> tuple[float, float]:
         cold.append(_timed(look))
         warm.append(_timed(look))
     return statistics.median(warm), statistics.median(cold)
-
-
-def _alone_s(policy: str, resident: int, rounds: int) -> float:
-    """Seconds to evict and insert a chunk where the index has no pages to look after."""
-    cache = _native.ChunkCache(resident, policy)
-    number = 0
-
-    def insert() -> None:
-        nonlocal number
-        number += 1
-        if cache.insert(_some(number, _BATCH)) != _BATCH:
-            raise CorruptError("the index did not take chunks that it had room for")
-
-    for _ in range(resident // _BATCH + 1):
-        insert()
-    figures = []
-    for _ in range(rounds):
-        batches = [_some(number + 1 + step, _BATCH) for step in range(_ROUND)]
-        number += _ROUND
-        start = time.thread_time()
-        taken = sum(cache.insert(batch) for batch in batches)
-        figures.append((time.thread_time() - start) / taken)
-        if taken != _ROUND * _BATCH:
-            raise CorruptError("the index did not take chunks that it had room for")
-    return statistics.median(figures)
 
 
 def _some(number: int, count: int) -> bytes:

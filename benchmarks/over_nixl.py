@@ -13,7 +13,6 @@ import argparse
 import mmap
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,10 +21,12 @@ from statistics import median
 from kvferry.cache.memory import Memory
 from kvferry.config import ClientConfig
 from kvferry.connectors import Space
-from kvferry.connectors.nixl_agent import NixlAgent
-from kvferry.connectors.one_sided import OneSidedConnector
+from kvferry.connectors.one_sided.nixl_agent import NixlAgent
+from kvferry.connectors.one_sided.reads import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.sharing.peers.lending import USER, LendingNode, OneSided
+from kvferry_lab.bench.intervals import Interval, in_turn, ratios
+from kvferry_lab.bench.programs import python_process
 
 __all__ = ["main"]
 
@@ -93,13 +94,11 @@ def main() -> None:
     if options.lend:
         _lend(size, count)
         return
-    command = [sys.executable, "-m", "benchmarks.over_nixl", "--lend"]
-    command += ["--size-mib", str(options.size_mib), "--count", str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
+    words = ["--lend", "--size-mib", options.size_mib, "--count", count]
+    with python_process("benchmarks.over_nixl", *words) as owner:
         config = ClientConfig(
             host="127.0.0.1",
-            port=int(owner.stdout.readline()),
+            port=int(owner.line()),
             username=USER,
             password=_WORD,
             presence="off",
@@ -109,7 +108,6 @@ def main() -> None:
         _measure(peers, size, count, options.rounds)
         for peer in peers.values():
             peer.close()
-        owner.communicate()
 
 
 def _measure(peers: dict[str, PeerConnector], size: int, count: int, rounds: int) -> None:
@@ -122,25 +120,25 @@ def _measure(peers: dict[str, PeerConnector], size: int, count: int, rounds: int
         if time.monotonic() > until:
             raise OSError("nothing came over NIXL")
         _read(peers["nixl"], keys, buffers)
-    rates: dict[str, list[float]] = {way: [] for way in peers}
-    for _ in range(rounds):
-        for way, peer in peers.items():
-            whole[:] = bytes(len(whole))
-            before = peers["nixl"].stats()["one_sided_bytes"]
-            rates[way].append(count * size / 1e9 / _read(peer, keys, buffers))
-            over = peers["nixl"].stats()["one_sided_bytes"] - before
-            if over != (count * size if way == "nixl" else 0):
-                raise OSError(f"{over} bytes came one-sided in a round of {way}")
-            for index, buffer in enumerate(buffers):
-                if buffer != _content(index, size):
-                    raise OSError("bytes that were not lent")
-    for way, found in rates.items():
-        print(f"{way:5} {median(found):6.2f} GB/s", *(f"{rate:.2f}" for rate in found))
-    ratios = [nixl / tcp for tcp, nixl in zip(rates["tcp"], rates["nixl"], strict=True)]
+
+    def gbps(way: str) -> float:
+        whole[:] = bytes(len(whole))
+        before = peers["nixl"].stats()["one_sided_bytes"]
+        rate = count * size / 1e9 / _read(peers[way], keys, buffers)
+        over = peers["nixl"].stats()["one_sided_bytes"] - before
+        if over != (count * size if way == "nixl" else 0):
+            raise OSError(f"{over} bytes came one-sided in a round of {way}")
+        for index, buffer in enumerate(buffers):
+            if buffer != _content(index, size):
+                raise OSError("bytes that were not lent")
+        return rate
+
+    tcp, nixl = in_turn(rounds, lambda: gbps("tcp"), lambda: gbps("nixl"), warm_ups=0)
+    for way, rates in (("tcp", tcp), ("nixl", nixl)):
+        print(f"{way:5} {median(rates):6.2f} GB/s", *(f"{rate:.2f}" for rate in rates))
+    found = Interval.of_median(ratios(nixl, tcp))
     load = os.getloadavg()[0]
-    print(
-        f"nixl / tcp {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}; load {load:.0f}"
-    )
+    print(f"nixl / tcp {found.middle:.2f}, {found.low:.2f} to {found.high:.2f}; load {load:.0f}")
 
 
 if __name__ == "__main__":

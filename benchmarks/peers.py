@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
+
+import msgspec
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
@@ -111,9 +112,8 @@ def peer_contact(lab: Lab) -> Iterator[Bar]:
     with _owner(lab) as (kv, port, _):
         chunks = min(_CONTACT_CHUNKS, kv.chunks)
         tokens = kv.tokens[: chunks * kv.identity.layout.chunk_size]
-        asked = replace(
-            read_prompt(tokens, kv.identity.layout.chunk_size, b""), source=(HOST, port)
-        )
+        prompt = read_prompt(tokens, kv.identity.layout.chunk_size, b"")
+        asked = msgspec.structs.replace(prompt, source=(HOST, port))
         wall_ms = []
         for _ in range(lab.pairs):
             config = CacheConfig(

@@ -18,6 +18,7 @@ from benchmarks.server import server_control, server_copies
 from benchmarks.throughput import get_redis, get_valkey, pure_client, set_redis, set_valkey
 from benchmarks.tiered_cache import engine_loads, engine_memory
 from kvferry.base.errors import UsageError
+from kvferry.cli.table import table
 from kvferry_lab.output import run_facts
 
 if TYPE_CHECKING:
@@ -65,19 +66,18 @@ def say_bar(console: Console, bar: Bar, quick: bool) -> None:
 
 def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
     """All bars: name, target, measured, verdict."""
-    from rich.table import Table
-
     skipped = sum(bar.skipped for bar in bars)
     title = f"{sum(bar.holds for bar in bars)} of {len(bars) - skipped} bars hold"
     for count, what in ((sum(bar.undecided for bar in bars), "undecided"), (skipped, "skipped")):
         title += f", {count} {what}" if count else ""
     if quick:
         title = "quick run: the programs work; these are no figures"
-    table = Table("bar", "target", "measured", "verdict", "reason", title=title)
-    for bar in bars:
-        why = bar.reason if quick else bar.why()
-        table.add_row(bar.name, str(bar.target), _value(bar), _verdict(bar, quick), why)
-    console.print(table)
+    rows = [
+        (bar.name, str(bar.target), _value(bar), _verdict(bar, quick), bar.why()) for bar in bars
+    ]
+    console.print(title, highlight=False)
+    columns = ("bar", "target", "measured", "verdict", "reason")
+    console.print(table(columns, rows, right=False))
 
 
 def _value(bar: Bar) -> str:

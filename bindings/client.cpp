@@ -77,7 +77,7 @@ nb::object to_python(const resp::Value& value) {
     case Type::kMap: {
       nb::list items;
       for (const resp::Value& each : value.items) items.append(to_python(each));
-      return std::move(items);
+      return items;
     }
     default:
       return nb::none();

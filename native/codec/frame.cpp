@@ -135,4 +135,28 @@ FrameFault check_frame(const Frame& frame, const FrameExpectation& expected) noe
   return fits ? FrameFault::kNone : FrameFault::kSize;
 }
 
+FrameFault check_value(ByteView headers, std::span<const std::uint64_t> checksums,
+                       const FrameExpectation& whole) noexcept {
+  const std::size_t count = checksums.size();
+  if (count == 0 || headers.size() != count * kFrameSizeBytes) return FrameFault::kShape;
+  const StripePlan plan = stripe_plan(whole.original_size_bytes);
+  if (count > 1 && plan.count != count) return FrameFault::kStripe;
+  const std::uint64_t generation = generation_of(checksums);
+  for (std::size_t index = 0; index < count; ++index) {
+    FrameExpectation expected = whole;
+    expected.payload_size_bytes =
+        count > 1 ? stripe_extent(plan, index).size_bytes : whole.original_size_bytes;
+    expected.stripe_index = static_cast<std::uint16_t>(index);
+    expected.stripe_count = static_cast<std::uint16_t>(count);
+    Frame frame;
+    FrameFault fault =
+        decode_frame(headers.subspan(index * kFrameSizeBytes).first<kFrameSizeBytes>(), frame);
+    if (fault == FrameFault::kNone) fault = check_frame(frame, expected);
+    if (fault != FrameFault::kNone) return fault;
+    if (frame.payload_checksum != checksums[index]) return FrameFault::kPayloadChecksum;
+    if (frame.generation != generation) return FrameFault::kGeneration;
+  }
+  return FrameFault::kNone;
+}
+
 }  // namespace kvferry::codec

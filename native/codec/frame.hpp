@@ -11,6 +11,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/bytes.hpp"
 #include "codec/codecs.hpp"
 #include "codec/stripe.hpp"  // each frame heads one stripe
 
@@ -77,5 +78,11 @@ void encode_frame(const Frame& frame, std::span<std::byte, kFrameSizeBytes> head
 
 // Whether a decoded frame is the one that the reader asked for.
 [[nodiscard]] FrameFault check_frame(const Frame& frame, const FrameExpectation& expected) noexcept;
+
+// What is wrong with a value that came as it is stored, not coded: the headers of all its stripes
+// one behind the other, and what each stripe's bytes were summed to. `whole`: of the value, stripes
+// aside. One stripe may be of any length; several are those of stripe_plan().
+[[nodiscard]] FrameFault check_value(ByteView headers, std::span<const std::uint64_t> checksums,
+                                     const FrameExpectation& whole) noexcept;
 
 }  // namespace kvferry::codec

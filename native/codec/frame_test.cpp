@@ -7,6 +7,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/checksum.hpp"
@@ -197,6 +198,65 @@ TEST(Frame, IsTakenOnlyWhenItIsTheOneAskedFor) {
   EXPECT_EQ(fault_with([](E& e) { ++e.payload_size_bytes; }), FrameFault::kSize);
   EXPECT_EQ(fault_with([](E& e) { e.stripe_index = 1; }), FrameFault::kStripe);
   EXPECT_EQ(fault_with([](E& e) { e.stripe_count = 2; }), FrameFault::kStripe);
+}
+
+// All headers of a value, one behind the other.
+std::vector<std::byte> headers_of(const std::vector<Frame>& frames) {
+  std::vector<std::byte> headers(frames.size() * kFrameSizeBytes);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    encode_frame(frames[i],
+                 std::span(headers).subspan(i * kFrameSizeBytes).first<kFrameSizeBytes>());
+  }
+  return headers;
+}
+
+TEST(Frame, AValueIsCheckedWithAllItsStripes) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{14}, 9 * kMiB + 5}) {
+    const std::vector<std::byte> value(size, std::byte{7});
+    const auto frames = frames_of("key", value);
+    std::vector<std::uint64_t> checksums;
+    for (const Frame& frame : frames) checksums.push_back(frame.payload_checksum);
+    const FrameExpectation whole{.identity = frames[0].identity,
+                                 .key_digest = frames[0].key_digest,
+                                 .payload_size_bytes = size,
+                                 .original_size_bytes = size};
+    const auto fault_with = [&](auto change) {
+      std::vector<Frame> other = frames;
+      change(other);
+      return check_value(headers_of(other), checksums, whole);
+    };
+    using All = std::vector<Frame>;
+    EXPECT_EQ(fault_with([](All&) {}), FrameFault::kNone) << size;
+    EXPECT_EQ(fault_with([](All& all) { ++all.back().identity; }), FrameFault::kIdentity);
+    EXPECT_EQ(fault_with([](All& all) { ++all.back().key_digest; }), FrameFault::kKey);
+    EXPECT_EQ(fault_with([](All& all) { ++all.back().payload_checksum; }),
+              FrameFault::kPayloadChecksum);
+    EXPECT_EQ(fault_with([](All& all) { ++all.back().generation; }), FrameFault::kGeneration);
+    EXPECT_EQ(fault_with([](All& all) { ++all.back().payload_size_bytes; }),
+              size < kMiB ? FrameFault::kShape : FrameFault::kSize);
+    EXPECT_EQ(fault_with([](All& all) { all.pop_back(); }), FrameFault::kShape);
+    EXPECT_EQ(fault_with([](All& all) { all.push_back(all.back()); }), FrameFault::kShape);
+    auto damaged = headers_of(frames);
+    damaged.back() ^= std::byte{1};
+    EXPECT_EQ(check_value(damaged, checksums, whole), FrameFault::kHeaderChecksum);
+    if (frames.size() > 1) {
+      EXPECT_EQ(fault_with([](All& all) { std::swap(all[0], all[1]); }), FrameFault::kStripe);
+      checksums.pop_back();
+      EXPECT_EQ(fault_with([](All& all) { all.pop_back(); }), FrameFault::kStripe);
+    }
+  }
+  EXPECT_EQ(check_value({}, {}, {}), FrameFault::kShape);
+}
+
+TEST(Frame, AStoreMayKeepALongValueInOnePiece) {
+  const std::vector<std::byte> value(5 * kMiB, std::byte{7});
+  const std::uint64_t checksum = xxh3_64(value);
+  const Frame frame{.payload_size_bytes = value.size(),
+                    .original_size_bytes = value.size(),
+                    .payload_checksum = checksum,
+                    .generation = generation_of(std::span(&checksum, 1))};
+  const FrameExpectation whole{.original_size_bytes = value.size()};
+  EXPECT_EQ(check_value(headers_of({frame}), std::span(&checksum, 1), whole), FrameFault::kNone);
 }
 
 TEST(Frame, FaultsHaveNamesOfTheirOwn) {

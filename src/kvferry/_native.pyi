@@ -399,6 +399,21 @@ def encode_value(codec: int, content: Any, payload: Any) -> int:
 def decode_value(payload: Any, content: Any) -> bool:
     """The way back; False: it is damaged."""
 
+def frame_header(key: bytes, identity: bytes, size_bytes: int, checksum: int) -> bytes:
+    """
+    What stands before a value that is stored whole; its length is FRAME_BYTES.
+    """
+
+def value_fault(headers: bytes, key: bytes, identity: bytes, size_bytes: int, checksums: Sequence[int]) -> str:
+    """
+    What is wrong with a value, by the headers and checksums of its stripes; empty: nothing.
+    """
+
+def stripe_extents(size_bytes: int) -> list[tuple[int, int]]:
+    """Offsets and lengths of the stripes of a value."""
+
+FRAME_BYTES: int = 64
+
 class BlockMap:
     """
     Where the blocks of a paged cache lie: regions (memory, offset, block stride, rows, row stride, row bytes), lengths in bytes. A buffer of some blocks is [region][block][row].

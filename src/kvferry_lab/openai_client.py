@@ -33,13 +33,13 @@ __all__ = [
     "capacity_tokens",
     "public",
     "retrieves",
+    "samples",
 ]
 
 _SHORT_S = 30.0
 _ERROR_CHARS_MAX = 500
 _LINE_BYTES_MAX = 1 << 20
-_CAPACITY = re.compile(r'^kvferry_demo_capacity_tokens\{tier="[^"]*"\} ([0-9.e+]+)$', re.MULTILINE)
-_RETRIEVES = r"^kvferry_retrieve_seconds_{}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$"
+_SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{.*\})? ([-+.\w]+)$", re.MULTILINE)
 _LIMIT_S = 10.0
 _SIZE_BYTES_MAX = 4 << 20
 
@@ -240,31 +240,33 @@ def _said(error: urllib.error.HTTPError) -> str:
         return raw[:_ERROR_CHARS_MAX] or str(error)
 
 
-def capacity_tokens(base_url: str) -> int | None:
-    """Tokens that the largest tier can hold; None: the server does not say.
+def samples(base_url: str) -> list[tuple[str, float]]:
+    """Names and values of the server's metrics, whatever their labels; none: it has none.
 
     Args:
         base_url: With the version; metrics are beside it.
     """
-    found = [int(float(value)) for value in _CAPACITY.findall(_text(base_url))]
-    return max(found, default=None)
+    url = base_url.rstrip("/").removesuffix("/v1") + "/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=_LIMIT_S) as reply:
+            text = reply.read(_SIZE_BYTES_MAX).decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return []
+    return [(name, float(value)) for name, value in _SAMPLE.findall(text)]
+
+
+def capacity_tokens(base_url: str) -> int | None:
+    """Tokens that the largest tier can hold; None: the server does not say."""
+    found = [v for name, v in samples(base_url) if name == "kvferry_demo_capacity_tokens"]
+    return int(max(found)) if found else None
 
 
 def retrieves(base_url: str) -> tuple[float, float]:
     """How long requests have waited for the cache so far, in seconds, and how many; 0, 0: the
     server does not say."""
-    text = _text(base_url)
+    found = samples(base_url)
     seconds, count = (
-        sum(map(float, re.findall(_RETRIEVES.format(name), text, re.MULTILINE)))
-        for name in ("sum", "count")
+        sum(value for name, value in found if name == f"kvferry_retrieve_seconds_{part}")
+        for part in ("sum", "count")
     )
     return seconds, count
-
-
-def _text(base_url: str) -> str:
-    url = base_url.rstrip("/").removesuffix("/v1") + "/metrics"
-    try:
-        with urllib.request.urlopen(url, timeout=_LIMIT_S) as reply:
-            return str(reply.read(_SIZE_BYTES_MAX).decode(errors="replace"))
-    except (OSError, http.client.HTTPException):
-        return ""

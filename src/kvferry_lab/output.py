@@ -146,6 +146,7 @@ def write_json(target: str, figures: Any) -> None:
     if target == "-":
         sys.stdout.write(text)
     else:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).write_text(text)
 
 

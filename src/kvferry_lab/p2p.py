@@ -128,10 +128,8 @@ def measured_rounds(first: LongDocRun, second: LongDocRun) -> list[Measured]:
     base_ttft, base_s = mean_ttft(first.warmup), first.round_s[0]
     rows = []
     for instance, run in (("first", first), ("second", second)):
-        for name, records, took_s in (
-            ("warm-up", run.warmup, run.round_s[0]),
-            ("query", run.query, run.query_s),
-        ):
+        for part, records, took_s in run.parts:
+            name = {"warmup": "warm-up"}.get(part, part)
             ttft_s = mean_ttft(records)
             good = sum(record.successful for record in records)
             ratios = ttft_s / base_ttft, took_s / base_s
@@ -177,21 +175,19 @@ def p2p(ctx: click.Context, /, plan: P2PPlan, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"plan": asdict(plan), "rounds": [asdict(row) for row in rows]}))
     else:
-        base_ttft, base_s = PUBLISHED["first", "warm-up"]
+        base = PUBLISHED["first", "warm-up"]
         columns = ("Instance", "Round", "Prompts", "Mean TTFT", "Time", "of first", "published")
         cells = []
         for row in rows:
-            ttft_s, took_s = PUBLISHED[row.instance, row.round]
+            theirs = PUBLISHED[row.instance, row.round]
+            published = (part / whole for part, whole in zip(theirs, base, strict=True))
             cells.append(
-                (
-                    row.instance,
-                    row.round,
-                    f"{row.successful} of {row.prompts}",
-                    f"{row.ttft_s:.3f} s",
-                    f"{row.time_s:.3f} s",
+                [
+                    *(row.instance, row.round, f"{row.successful} of {row.prompts}"),
+                    *(f"{row.ttft_s:.3f} s", f"{row.time_s:.3f} s"),
                     f"{row.ttft_ratio:.2f}, {row.time_ratio:.2f}",
-                    f"{ttft_s / base_ttft:.2f}, {took_s / base_s:.2f}",
-                )
+                    ", ".join(f"{part:.2f}" for part in published),
+                ]
             )
         console().print(table(columns, cells))
         click.echo("The last two columns: mean TTFT and time as parts of the first warm-up.")

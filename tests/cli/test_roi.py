@@ -139,18 +139,6 @@ def test_a_file_of_lengths_says_what_to_ask_instead(
     assert "kvferry roi --prompt-tokens 4000 --hit-rate R" in said, "the median, and no hits"
 
 
-def test_the_json_of_a_replay_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "replay", str(MOONCAKE), "--policy", "LRU", "--json"]) == 0
-    file = tmp_path / "hits.json"
-    file.write_text(capsys.readouterr().out)
-    exact = told(capsys, *CASE, "--trace", MOONCAKE, "--policy", "LRU")["outcomes"][1:]
-    rough = told(capsys, *CASE, "--replay", file)["outcomes"]
-    assert [row["hit_rate"] for row in rough] == pytest.approx([row["hit_rate"] for row in exact])
-    assert [row["capacity_bytes"] for row in rough] == [row["capacity_bytes"] for row in exact]
-    assert run(*CASE, "--replay", file) == 0
-    assert "LRU" in capsys.readouterr().out
-
-
 def test_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     page, png, svg = (tmp_path / name for name in ("roi.html", "roi.png", "roi.svg"))
@@ -208,7 +196,7 @@ def test_the_presets_price_counts_unless_one_is_given(capsys: pytest.CaptureFixt
         ((*CASE, "--probe-tokens", "1,2"), "--probe-tokens is for --server"),
         (("--model", "qwen3-8b", "--prefill-tokens-s", 9, "--utilisation", 1), "is for --gpu"),
         ((*CASE, "--trace", MOONCAKE, "--prompt-tokens", 9), "--trace says it already"),
-        ((*CASE, "--replay", "f", "--chunk-tokens", 9), "--replay says it already"),
+        ((*CASE, "--replay", "f"), "--replay is gone: give --trace"),
         ((*CASE, "--trace", MOONCAKE, "--policy", "BEST"), "BEST"),
         ((*CASE, "--trace", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         ((*CASE[:4], "--store-file", "nowhere"), "nowhere cannot be read"),

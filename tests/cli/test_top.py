@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,11 +18,13 @@ from rich.console import Console
 
 from kvferry import TieredCache
 from kvferry.base.errors import UsageError
-from kvferry.cache.status_socket import open_status_socket
 from kvferry.cli.main import main
 from kvferry.cli.top_page import page
 from kvferry.cli.top_watch import Watch, WatchHere, counters
 from kvferry.config.server import ServerConfig
+from kvferry.integrations.vllm.connector.explain import status_of
+from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
+from kvferry.integrations.vllm.connector.ranks import RankAnswers
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.servers import free_port
@@ -204,11 +207,16 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "AWAY" in capsys.readouterr().out
 
 
+def shown(engine: TieredCache, software: str, rank: int = 0) -> RankAnswers:
+    """What a worker of an engine has."""
+    finder, status = CacheFinder(engine), status_of(engine, software)
+    return RankAnswers(f"vllm-{os.getpid()}-{rank}", finder, status=status)
+
+
 def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
     engine: TieredCache, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    windows = [open_status_socket(engine, f"an engine, rank {rank}") for rank in (0, 1)]
-    assert all(windows)
+    windows = [shown(engine, f"an engine, rank {rank}", rank) for rank in (0, 1)]
     engine.store(TOKENS, expected(TOKENS))
     check(engine, TOKENS, 4 * CHUNK)
     left = here / "kvferry" / "1-0.sock"  # of a process that was killed
@@ -221,15 +229,12 @@ def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
     assert "an engine, rank 1" in out
     assert not left.exists()
     for window in windows:
-        assert window is not None
         window.close()
     assert [*(here / "kvferry").iterdir()] == []
 
 
 def test_rates_of_processes_begin_anew_when_one_goes(engine: TieredCache, here: Path) -> None:
-    first, second = open_status_socket(engine, "a"), open_status_socket(engine, "b")
-    assert first is not None
-    assert second is not None
+    first, second = shown(engine, "a"), shown(engine, "b", 1)
     watch = WatchHere()
     watch.look()
     engine.store(TOKENS, expected(TOKENS))
@@ -246,20 +251,38 @@ def test_rates_of_processes_begin_anew_when_one_goes(engine: TieredCache, here: 
 
 
 def test_nobody_else_may_enter_the_folder_of_the_sockets(engine: TieredCache, here: Path) -> None:
-    window = open_status_socket(engine, "an engine")
-    assert window is not None
+    shown(engine, "an engine").close()
     folder = here / "kvferry"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    window.close()
     folder.chmod(0o755)
-    assert open_status_socket(engine, "an engine") is None
+    shown(engine, "an engine").close()  # it goes on, and is not seen
+    assert [*folder.iterdir()] == []
     watch = WatchHere()
     watch.look()
     assert "this user alone" in (watch.problem or "")
     folder.rmdir()
     (here / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(here / "elsewhere")
-    assert open_status_socket(engine, "an engine") is None
+    shown(engine, "an engine").close()
+    assert [*(here / "elsewhere").iterdir()] == []
+
+
+def test_processes_that_say_nothing_sensible_are_left_out(engine: TieredCache, here: Path) -> None:
+    def fails() -> bytes:
+        raise ValueError("of ours")
+
+    finder = CacheFinder(engine)
+    others: list[Callable[[], bytes]] = [fails, lambda: b"[]", lambda: b"{", bytes]
+    rows = [
+        RankAnswers(f"vllm-{rank}", finder, status=status) for rank, status in enumerate(others)
+    ]
+    rows.append(shown(engine, "an engine"))
+    watch = WatchHere()
+    watch.look()
+    assert watch.problem is None
+    assert len(watch.status["sessions"]) == 1
+    for row in rows:
+        row.close()
 
 
 def test_urls_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ import pytest
 import kvferry
 from kvferry import ClientConfig, Identity, KVLayout, RedisClient, TieredCache
 from kvferry.chunks.keys import identity_digest
-from kvferry.connectors.base import Space
 from kvferry.sharing.node import NodeSettings
 from support.docstring_examples import ANY, Example, Of, examples, wrong_names
 from support.servers import TestServer
@@ -70,7 +69,6 @@ V = "kvferry.integrations.vllm."
 BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
     "kvferry.base.credentials": lambda: _given("fetch_token"),
     "kvferry.base.threads": lambda: _given("self", "tier"),
-    "kvferry.cache.status_socket": lambda: CACHE,
     "kvferry.chunks.prompt": lambda: CACHE | _given("blocks"),
     "kvferry.client.namespace": lambda: {
         "client": Of(RedisClient),
@@ -78,13 +76,12 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
         **_given("page"),
     },
     "kvferry.connectors": lambda: _given("digest"),
-    "kvferry.connectors.frame": lambda: {"space": Of(Space)} | _given("stored"),
-    "kvferry.connectors.leases": lambda: {
-        "agent": _of("kvferry.connectors.agent", "Agent"),
+    "kvferry.connectors.one_sided.leases": lambda: {
+        "agent": _of("kvferry.connectors.one_sided.agent", "Agent"),
         **_given("names", "sizes"),
     },
-    "kvferry.connectors.nixl_agent": lambda: _given("connection", "metadata"),
-    "kvferry.connectors.agent": lambda: _given("connection", "metadata"),
+    "kvferry.connectors.one_sided.nixl_agent": lambda: _given("connection", "metadata"),
+    "kvferry.connectors.one_sided.agent": lambda: _given("connection", "metadata"),
     "kvferry.http.listener": lambda: _given("app"),
     "kvferry.http.routes": lambda: _given("view", "ERRORS", "lookup", "token", "Prompt", "Found"),
     "kvferry.integrations.lmcache.client": lambda: _given("memoryviews"),
@@ -194,12 +191,6 @@ def supplies(valkey: TestServer, tmp_path: Path) -> Iterator[dict[str, dict[str,
                 "pages": _bytes(count=2, size=4 << 20),
                 "digest": digest,
             },
-            "kvferry.connectors.frame": {
-                "space": Space(prefix="kv:", identity=digest, value_size_bytes=5),
-                "value": memoryview(b"12345"),
-                "stored": memoryview(bytearray(64 + 5)),
-                "target": memoryview(bytearray(5)),
-            },
             "kvferry.metrics": {"prometheus_client": importlib.import_module("prometheus_client")},
             "kvferry.sharing.node": {"NodeSettings": NodeSettings},
         }
@@ -216,7 +207,7 @@ def _used(tokens: int) -> Callable[..., None]:
 RUN = (
     *("kvferry.cache.tiered_cache", "kvferry.client.sync", "kvferry.client.pure.client"),
     *("kvferry.client.aio", "kvferry.client.presence", "kvferry.config.client"),
-    *("kvferry.connectors", "kvferry.connectors.frame", "kvferry.metrics", "kvferry.sharing.node"),
+    *("kvferry.connectors", "kvferry.metrics", "kvferry.sharing.node"),
 )
 
 

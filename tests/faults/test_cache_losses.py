@@ -9,8 +9,7 @@ import pytest
 
 from kvferry import TieredCache
 from kvferry.cache.store import losses, writer
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Verb
+from kvferry.client.batch import BatchResult, Status, Verb
 from kvferry.connectors.threaded import Checked
 from support.dict_store import DictStore
 from support.engines import CHUNK, LAYOUT, check, expected, open_engine, prompt

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def answers(endpoint: str) -> None:
 
 
 @contextmanager
-def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
+def echo(tmp_path: Path, **limits: Any) -> Iterator[tuple[Listener, str]]:
     """A listener by itself, whose thread sends each message back."""
     sockets = Listener(**limits)
     endpoint = sockets.listen(f"ipc://{tmp_path}/echo")
@@ -258,7 +259,7 @@ def test_300_connections_at_once(server: Server, endpoint: str) -> None:
 def test_no_more_than_so_many(
     monkeypatch: pytest.MonkeyPatch, server: Server, endpoint: str
 ) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 10)
+    monkeypatch.setattr(server._listener, "_connections_max", 10)
     with ExitStack() as stack:
         peers = [stack.enter_context(WirePeer(endpoint)).hello() for _ in range(10)]
         with WirePeer(endpoint) as refused, within(1):

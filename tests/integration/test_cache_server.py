@@ -169,7 +169,7 @@ def test_chunks_of_another_size_share_the_pool(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wide = replace(IDENTITY, layout=replace(LAYOUT, chunk_size=2 * CHUNK))
-    caplog.set_level(logging.INFO, "kvferry")
+    caplog.set_level(logging.INFO, "kvferry.server")
     sizes = {"chunk_size": CHUNK, "cache": {"chunk_size": CHUNK}}  # as the command line sets them
     with running(tmp_path, mib=1, **sizes) as server:
         endpoint = server.config.endpoints[0]

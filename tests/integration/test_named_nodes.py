@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from kvferry import TieredCache
 from kvferry.cache.store.store_tiers import space_of
-from kvferry.chunks.prompt import Prompt, read_prompt
-from kvferry.config.remote_sources import Address, node_in
+from kvferry.chunks.prompt import Prompt, node_in, read_prompt
+from kvferry.config.remote_sources import Address
 from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.server import Client
 from kvferry.sharing.peers.lending import USER, LendingNode

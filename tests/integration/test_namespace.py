@@ -10,7 +10,7 @@ import pytest
 
 from kvferry import CacheNamespace, PagePool, RedisClient, Status
 from kvferry.base import errors
-from kvferry.client.operation import Operation, Verb
+from kvferry.client.batch import Operation, Verb
 from support import clock
 from support.clients import NATIVE, opened
 from support.pure import MIB, payload

@@ -18,7 +18,7 @@ import pytest
 from kvferry import _native
 from kvferry.base.errors import SystemResourceError, UnavailableError
 from kvferry.client.pure.connection import Connection
-from kvferry.connectors.agent import ProcessAgent
+from kvferry.connectors.one_sided.agent import ProcessAgent
 from kvferry.server import Client
 from kvferry.sharing.controller.controller import Controller
 from support.cache_server import CacheServerProcess
@@ -32,7 +32,7 @@ from support.sharing import running_controller, sharing
 _AGENT = """
 import os, sys, time
 from kvferry import _native
-from kvferry.connectors.agent import ProcessAgent
+from kvferry.connectors.one_sided.agent import ProcessAgent
 agent = ProcessAgent()
 agent.lend(0, 0, None)
 print(agent.metadata.hex(), flush=True)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
+import struct
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from kvferry.base.errors import UsageError
+from kvferry.rpc.link import encode
+from kvferry.rpc.zmtp import GREETING, MESSAGE_BYTES_MAX, READY_CLIENT, framed
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.jobs import Step
 from kvferry.sharing.controller.ports import Ports
 from kvferry.sharing.membership import Command, Reporter
 from kvferry.sharing.membership import reporter as reporter_module
-from kvferry.sharing.membership.framing import InstanceProcess, Link, RefusedError
+from kvferry.sharing.membership.controller_link import ControllerLink, InstanceProcess, RefusedError
 from kvferry.sharing.membership.messages import (
     InstanceRegistered,
+    Leave,
     Locate,
     Located,
     Malformed,
@@ -113,11 +117,11 @@ def test_a_host_that_does_not_answer_costs_no_more_than_seconds(
     """Each try took 5 s, and the next began up to 7.5 s later."""
     tries: list[float] = []
 
-    def silent(_: object, timeout_s: float) -> socket.socket:
-        tries.append(timeout_s)
+    def silent(*args: object) -> socket.socket:
+        tries.append(args[-1] - time.monotonic())  # type: ignore[operator]
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("kvferry.sharing.membership.framing.socket.create_connection", silent)
+    monkeypatch.setattr("kvferry.rpc.channel._dialled", silent)
     with reporting(FakeCache(), free_ports()):
         until(lambda: tries, LIMIT_S)
     assert max(tries) + 1.5 * reporter_module._BACKOFF_MAX_S < FULL_S
@@ -154,9 +158,13 @@ def test_a_controller_with_much_to_do_gets_more_time_with_each_try(
     monkeypatch.setattr(reporter_module, "_BACKOFF_MAX_S", 0.1)
     pull = Ports._pull
 
-    async def slow(self: Ports, *message: Any) -> Any:
-        await asyncio.sleep(0.3)
-        return await pull(self, *message)
+    def slow(self: Ports, *message: Any) -> Any:
+        def work() -> Any:
+            time.sleep(0.3)
+            said = pull(self, *message)
+            return said() if callable(said) else said
+
+        return work
 
     monkeypatch.setattr(Ports, "_pull", slow)
     cache = FakeCache()
@@ -222,7 +230,7 @@ def test_a_peer_is_told_who_else_holds_a_prefix() -> None:
     ):
         becomes(ctl, hashes(9), {"two": 7, "one": 5})
         me = InstanceProcess("three", 0)
-        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
+        link, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
         found = link.ask(Locate(MINE, hashes(9)), Located).holders
         assert [(one.address, one.chunks) for one in found] == [
             ("127.0.0.1:7002", 7),
@@ -244,14 +252,14 @@ def test_a_secret_keeps_strangers_out_and_reporters_away_from_strangers() -> Non
         where = f"127.0.0.1:{ctl.ports['reply']}"
         for wrong in ("", "other"):
             with pytest.raises(RefusedError, match="secret"):
-                Link.open(where, "reply", InstanceProcess("x", 0), wrong, 10)
+                ControllerLink.open(where, "reply", InstanceProcess("x", 0), wrong, 10)
         with reporting(cache, ctl, secret="s3cret-word"):
             becomes(ctl, hashes(3), {"one": 3})
         assert ctl.counts["refused"] >= 2
     with controller() as open_to_all:
         where = f"127.0.0.1:{open_to_all.ports['reply']}"
         with pytest.raises((RefusedError, Malformed)):
-            Link.open(where, "reply", InstanceProcess("x", 0), "s3cret-word", 10)
+            ControllerLink.open(where, "reply", InstanceProcess("x", 0), "s3cret-word", 10)
 
 
 def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
@@ -266,6 +274,11 @@ def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
                 b"\x00\x00\x00\x05hello",
                 b"\x00\x00\x10\x01" + b"x" * 5000,
                 b"\x00\x00\x00\x01\xc1",
+                GREETING + READY_CLIENT + framed(b"\xc1"),
+                GREETING + READY_CLIENT + framed(b"x" * 5000),
+                GREETING + READY_CLIENT + b"\x01\x01x",
+                GREETING + READY_CLIENT + framed(encode(Leave())),
+                READY_CLIENT,
             ):
                 with socket.create_connection(("127.0.0.1", port), 10) as stream:
                     stream.sendall(noise)
@@ -273,7 +286,9 @@ def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
                     while stream.recv(65536):
                         pass  # until it is ended
             with pytest.raises((RefusedError, Malformed)):
-                Link.open(f"127.0.0.1:{port}", "pull" if name == "reply" else "reply", *ME)
+                ControllerLink.open(
+                    f"127.0.0.1:{port}", "pull" if name == "reply" else "reply", *ME
+                )
         assert held(ctl, hashes(3)) == {"one": 3}
         assert ctl.members.living()[0].state == "alive"
 
@@ -288,8 +303,10 @@ def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
         becomes(ctl, hashes(3), {"one": 3})
         for port in ("pull", "heartbeat"):  # another incarnation: it is not registered
             with pytest.raises(RefusedError, match="not registered"):
-                Link.open(f"127.0.0.1:{ctl.ports[port]}", port, InstanceProcess("one", 0), "", 10)
-        link, _ = Link.open(
+                ControllerLink.open(
+                    f"127.0.0.1:{ctl.ports[port]}", port, InstanceProcess("one", 0), "", 10
+                )
+        link, _ = ControllerLink.open(
             f"127.0.0.1:{ctl.ports['reply']}", "reply", InstanceProcess("one", 0), "", 10
         )
         with pytest.raises(RefusedError, match="younger"):
@@ -305,15 +322,17 @@ def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     with controller() as ctl:
         me = InstanceProcess("one", 0)
-        reply, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
+        reply, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
         reply.ask(RegisterInstance(1.0, "", (IDENTITY,), MemoryUsage()), InstanceRegistered)
         reply.close()
-        link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
-        link._stream.sendall(b"\x7f\xff\xff\xff")
-        with pytest.raises(RefusedError, match="a message of 2147483647 bytes"):
+        link, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
+        refused = ctl.counts["refused"]
+        link._channel._socket.sendall(struct.pack(">BQ", 2, MESSAGE_BYTES_MAX + 1))
+        with pytest.raises(OSError, match="has ended"):
             link.receive(InstanceRegistered)
+        assert ctl.counts["refused"] == refused + 1
         link.close()
-        link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
+        link, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
         link.send(Update(1, MINE, hashes(1)[:5]))
         with pytest.raises(RefusedError, match="16 bytes"):
             link.receive(InstanceRegistered)
@@ -325,11 +344,11 @@ def test_there_is_a_limit_on_connections() -> None:
         streams = [socket.create_connection(("127.0.0.1", ctl.ports["pull"]), 10) for _ in range(3)]
         until(lambda: ctl.counts["connections"] == 3, LIMIT_S)
         with pytest.raises(ConnectionError):
-            Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
+            ControllerLink.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
         for stream in streams:
             stream.close()
         until(lambda: ctl.counts["connections"] == 0, LIMIT_S)
-        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
+        link, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
         link.close()
 
 
@@ -338,12 +357,19 @@ def test_a_name_that_would_break_a_log_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="one line"):
         Reporter(FakeCache(), instance=name, pull="127.0.0.1:1", reply="127.0.0.1:1")
     with controller() as ctl, pytest.raises(RefusedError, match="no message"):
-        Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", InstanceProcess(name, 0), "", 10)
+        ControllerLink.open(
+            f"127.0.0.1:{ctl.ports['reply']}", "reply", InstanceProcess(name, 0), "", 10
+        )
 
 
 def test_no_thread_is_left_behind() -> None:
     def ours() -> list[str]:
-        names = ("kvferry-controller", "kvferry-reporter", "kvferry-heartbeat", "kvferry-commands")
+        names = (
+            "kvferry-service-controller",
+            "kvferry-reporter",
+            "kvferry-heartbeat",
+            "kvferry-commands",
+        )
         return [t.name for t in threading.enumerate() if t.name in names]
 
     with controller() as ctl, reporting(FakeCache(), ctl):

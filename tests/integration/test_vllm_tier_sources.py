@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import ConfigError
+from kvferry.chunks.prompt import node_in
 from kvferry.config.remote_sources import AllowedHosts
 from kvferry.integrations.vllm.tier.sources import NODES_MAX
 from kvferry.integrations.vllm.tier.tier_options import read_options
@@ -195,7 +196,8 @@ def test_there_is_a_limit_on_nodes_and_the_one_named_longest_ago_goes(
     ],
 )
 def test_what_a_request_names(params: object, named: object) -> None:
-    assert AllowedHosts(["10.0.0.0/8", "Node-1"]).named_in(params) == named
+    node, hosts = node_in(params), AllowedHosts(["10.0.0.0/8", "Node-1"])
+    assert (node if node and hosts.allows(node[0]) else None) == named
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -117,12 +117,11 @@ def test_cluster(fresh_cluster: Start, kind: str) -> None:
     slot = cluster.slot(key)
     source = cluster.owner(slot)
     target = next(node for node in cluster.nodes[:3] if node is not source)
-    for make in CLIENTS:
-        with make(cluster.host, cluster.port, **settings, tuning={"protocol": 2}) as client:
-            use(client)
-            migration = cluster.begin_migration(source, target, slot)
-            assert not client.exists(key)  # by ASK
-            migration.abort()
+    with RedisClient(cluster.host, cluster.port, **settings, tuning={"protocol": 2}) as client:
+        use(client)
+        migration = cluster.begin_migration(source, target, slot)
+        assert not client.exists(key)  # by ASK
+        migration.abort()
     # Some nodes of a young cluster learn later than others of the replicas.
     settings |= {"read_from": "replica", "tuning": {"topology_refresh_s": 0.5}}
     with CLIENTS[0](cluster.host, cluster.port, **settings) as client:
@@ -140,11 +139,10 @@ def test_sentinel(fresh_sentinels: Start) -> None:
         node.cli("ACL", "SETUSER", "kvferry", *granted.split())
     own = {"sentinel_username": "kvferry", "sentinel_password": PASSWORD}
     settings = group.settings | USER | own
-    for make in CLIENTS:
-        for protocol in (2, 3):
-            with make(group.host, group.port, **settings, protocol=protocol) as client:
-                until(lambda: client.batch_exists(["chunks:0"])[0].name in ("OK", "MISS"), 10)
-                use(client)
+    for protocol in (2, 3):
+        with RedisClient(group.host, group.port, **settings, protocol=protocol) as client:
+            until(lambda: client.batch_exists(["chunks:0"])[0].name in ("OK", "MISS"), 10)
+            use(client)
     check(group.data, rights("always", "sentinel"))
     nothing_was_refused(group.sentinels)  # they do not count commands
 

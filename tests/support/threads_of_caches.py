@@ -16,7 +16,6 @@ from kvferry import TieredCache
 from kvferry.base.credentials import Credentials
 from kvferry.base.errors import DeadlineExceeded, UnavailableError
 from kvferry.base.threads import Guarded
-from kvferry.cache import status_socket
 from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.load.retriever import Retriever
@@ -27,11 +26,11 @@ from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.native import provide_to
 from kvferry.client.pure import tls
-from kvferry.connectors import one_sided
 from kvferry.connectors.base import Space
 from kvferry.connectors.calls import CallJob, CallQueue
 from kvferry.connectors.file import FileConnector
 from kvferry.connectors.native_calls import Calls
+from kvferry.connectors.one_sided import reads
 from kvferry.sharing.peers import named_nodes as named
 from kvferry.sharing.peers.instance import Sharing
 from support import clock
@@ -220,51 +219,6 @@ def keeping_what_was_learnt_fails(fault: Fault) -> None:
     until(lambda: "gpu" in store.kept, LIMIT_S)
 
 
-@scenario("status")
-def showing_a_cache_fails(fault: Fault) -> None:
-    with open_engine() as engine:
-        fault.breaks(status_socket.StatusSocket, "status")
-        with closing(cast(Any, status_socket.open_status_socket(engine, "a test"))) as shown:
-            assert read_all(shown._path) == b"{}"
-            fault.over()
-            assert b"a test" in read_all(shown._path)
-
-
-@scenario("status")
-def accepting_fails(fault: Fault) -> None:
-    """E.g. without descriptors, for a while."""
-    with open_engine() as engine:
-        status = cast(Any, status_socket.open_status_socket(engine, "a test"))
-        with closing(status):
-            real = status._socket
-            status._socket = Accepting(real, fault)
-            assert b"a test" in read_all(status._path)  # by the accept that was under way
-            fault.met(2)
-            fault.over()
-            assert b"a test" in read_all(status._path)
-
-
-class Accepting:
-    """A socket whose `accept` fails."""
-
-    def __init__(self, real: socket.socket, fault: Fault) -> None:
-        self._real = real
-        self.accept = fault(real.accept)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-def read_all(path: Any) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(LIMIT_S)
-        line.connect(str(path))
-        data = b""
-        while part := line.recv(1 << 20):
-            data += part
-    return data
-
-
 @scenario("sharing")
 def telling_what_memory_holds_fails(fault: Fault) -> None:
     with running_controller() as controller, instances(controller) as opened:
@@ -342,13 +296,13 @@ def meeting_a_peer_fails(fault: Fault) -> None:
     class Address:
         address = "nowhere"
 
-    connector = one_sided.OneSidedConnector.__new__(one_sided.OneSidedConnector)
+    connector = reads.OneSidedConnector.__new__(reads.OneSidedConnector)
     vars(connector).update(
         _lock=threading.Lock(), _agent=Agent(), config=Address(), _contact=None, _meeting=False,
         _closed=False, _node=lambda until: Address(), _again_at=0.0, _again_s=0.05,
         _counts={"fallbacks": 0}, _name="a peer",
     )  # fmt: skip
-    fault.breaks(one_sided, "meet")
+    fault.breaks(reads, "meet")
     connector._begin_to_meet()
     until(lambda: not connector._meeting and connector._again_at > 0, LIMIT_S)
     assert connector._counts["fallbacks"] == 1

@@ -14,12 +14,14 @@ from typing import Any
 from kvferry.base.threads import Workers
 from kvferry.chunks.prompt import Prompt
 from kvferry.integrations.vllm.blocks import cuda_blocks
-from kvferry.integrations.vllm.connector import ranks as of_ranks
 from kvferry.integrations.vllm.connector.interfaces import Work
 from kvferry.integrations.vllm.connector.lookup_threads import Questions
-from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address, ask_text
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.worker import WorkerHalf
+from kvferry.rpc import listener
+from kvferry.rpc.local import ask_local
+from kvferry.rpc.service import Service
 from support.stamps import until
 from support.thread_faults import LIMIT_S, Fault, scenario
 from support.vllm_shapes import PlainCopier
@@ -150,30 +152,55 @@ def named(fault: Fault, rank: int) -> str:
     return address(f"{os.getpid()}-{fault.folder.name}", rank)[-60:]
 
 
-@scenario("answers")
+@scenario("service", OSError)
 def accepting_a_scheduler_fails(fault: Fault) -> None:
+    """The next one is accepted."""
     name = named(fault, 0)
-    fault.breaks(of_ranks, "is_own_process")
+    fault.breaks(listener, "is_own_process")
     with closing(RankAnswers(name, Finder(), lambda prompt: "a rank")):
         with suppress(OSError):
-            ask_text(name, PROMPT, LIMIT_S)
+            ask_local(name, "explain", b"", LIMIT_S)
         fault.met()
         fault.over()
-        assert ask_text(name, PROMPT, LIMIT_S) == "a rank"
+        assert ask_local(name, "explain", b"", LIMIT_S) == b"a rank"
 
 
-@scenario("answer", OSError)
+@scenario("service")
 def answering_a_scheduler_fails(fault: Fault) -> None:
     """Its connection ends, which it counts as nothing."""
+    name, finder = named(fault, 0), Finder()
+    finder.now = fault(lambda prompt: 3)  # type: ignore[method-assign]
+    with closing(RankAnswers(name, finder)):
+        with suppress(OSError):
+            ask_local(name, "find", PROMPT.encode(), LIMIT_S)
+        fault.met()
+        fault.over()
+        assert ask_local(name, "find", PROMPT.encode(), LIMIT_S)
+
+
+@scenario("service")
+def work_for_a_scheduler_fails(fault: Fault) -> None:
     name = named(fault, 0)
     explain = fault(lambda prompt: "a rank")
-    with closing(RankAnswers(name, Finder(), explain)) as answers:
+    with closing(RankAnswers(name, Finder(), explain)):
         with suppress(OSError):
-            ask_text(name, PROMPT, LIMIT_S)
+            ask_local(name, "explain", b"", LIMIT_S)
         fault.met()
-        until(lambda: not answers._open, LIMIT_S)
         fault.over()
-        assert ask_text(name, PROMPT, LIMIT_S) == "a rank"
+        assert ask_local(name, "explain", b"", LIMIT_S) == b"a rank"
+
+
+@scenario("service")
+def the_loop_of_a_rank_fails(fault: Fault) -> None:
+    """E.g. without descriptors, for a while: nothing of it is lost."""
+    name = named(fault, 0)
+    fault.breaks(Service, "_serve")
+    with closing(RankAnswers(name, Finder(), chunk_size=8)):
+        with suppress(OSError):
+            ask_local(name, "size", b"", 0.2)
+        fault.met()
+        fault.over()
+        assert ask_local(name, "size", b"", LIMIT_S)
 
 
 @scenario("renewed")

@@ -16,18 +16,17 @@ from kvferry.base import process as _process
 from kvferry.base.threads import Guarded
 from kvferry.config.stores import StoreConfig
 from kvferry.http.listener import HttpListener
+from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.server import AsyncClient, Client
 from kvferry.server import run as server_run
 from kvferry.server.client.attachment import Attachment
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.http.prefetch import Prefetches, _Job
-from kvferry.server.loop.fair_pool import FairJob, FairPool
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions import shard
 from kvferry.server.sessions.store_watch import StoreWatch
 from kvferry.sharing.controller import run as controller_run
 from kvferry.sharing.controller.controller import Controller
-from kvferry.sharing.controller.ports import Ports
 from kvferry.sharing.controller.shared_directory import SharedDirectory
 from kvferry.sharing.membership import Command, Reporter
 from support import clock
@@ -298,26 +297,24 @@ def hearing_of_commands_fails(fault: Fault) -> None:
         assert reporter._results[0].ok
 
 
-@scenario("controller")
+@scenario("service", OSError)
 def the_end_of_a_controller_fails(fault: Fault) -> None:
-    """Whoever ends it is not kept."""
-    close = Ports.close
-
-    async def closes(ports: Ports) -> None:
-        await close(ports)
-        fault()()
-
+    """Whoever ends it is not kept, and it ends all the same."""
     one = Controller(config())
     one.start()
-    setattr(Ports, "close", closes)  # noqa: B010
-    try:
-        one.stop()
-    finally:
-        setattr(Ports, "close", close)  # noqa: B010
+    close = one._ports._listener.close
+    once = fault(close)
+    one._ports._listener.close = once  # type: ignore[method-assign]
+    stopping = threading.Thread(target=one.stop)
+    stopping.start()
     fault.met()
+    fault.over()
+    stopping.join(LIMIT_S)
+    assert not stopping.is_alive()
+    assert not one._ports._service._thread.is_alive()
 
 
-@scenario("controller")
+@scenario("service")
 def the_clock_of_a_controller_fails(fault: Fault) -> None:
     cache = FakeCache()
     with controller() as one:

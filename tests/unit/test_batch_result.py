@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.base import errors
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Operation, Verb
+from kvferry.client.batch import BatchResult, Operation, Status, Verb
 
 
 def result(*statuses: Status, error: str | None = None) -> BatchResult:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from kvferry_lab.bench.concurrent import measure_concurrent
 from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.measure import measure_concurrent
 from kvferry_lab.bench.server_probe import ServerProbe
 
 
@@ -17,7 +17,6 @@ class Instant:
     connections = 1
     counts_itself = False
     wall_s: float | None = None
-    times: float = 1
     values: ClassVar[dict[str, bytes]] = {}
 
     def set_batch(self, keys: Sequence[str], values: Sequence[Any]) -> None:
@@ -39,15 +38,35 @@ class Instant:
 
 
 class Probe:
+    def set(self, key: str, value: memoryview) -> None:
+        Instant.values[key] = bytes(value)
+
     def delete(self, keys: Sequence[str]) -> None:
         pass
 
 
-def test_nobody_is_thrown_out_of_the_start_by_those_who_are_done() -> None:
-    """The probes woke up late, and found the barrier broken: "this is a bug"."""
+def test_each_operation_has_a_row_however_soon_the_others_are_done() -> None:
     rows = measure_concurrent(Instant, Chunks(64, 1, 1), cast(ServerProbe, Probe()), rounds=200)
     assert [(row.op, row.error) for row in rows] == [
         ("concurrent-set", None),
         ("concurrent-get", None),
         ("concurrent-exists", None),
     ]
+
+
+class Forgetful(Instant):
+    """One value is another one."""
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Any]) -> Sequence[Any]:
+        found = super().get_batch(keys, targets)
+        memoryview(found[0])[-1] ^= 1
+        return found
+
+
+def test_one_that_fails_leaves_the_others_their_figures() -> None:
+    rows = measure_concurrent(Forgetful, Chunks(64, 2, 2), cast(ServerProbe, Probe()), rounds=3)
+    errors = {row.op: row.error or "" for row in rows}
+    assert "wrong from byte" in errors["concurrent-get"]
+    assert errors["concurrent-set"] == errors["concurrent-exists"] == ""
+    assert rows[0].gbps
+    assert rows[0].client_cpu_s_per_gb is None

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.cache.cost.load_or_compute import LoadModel, Offer, decide
-from kvferry.cache.cost.patience import Account, Odds
+from kvferry.cache.cost.load_or_compute import Account, LoadModel, Odds, Offer, decide
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load.flow import Flow
 from kvferry.cache.load.wait_budget import (
     NOTHING_KNOWN,
     Expected,
+    Flow,
     RunningLoad,
     StoreTimes,
     WaitBudget,

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from kvferry.cache.load.flow import Flow
+from kvferry.cache.load.wait_budget import Flow
 from kvferry.cache.store.tier import Tier
 
 MIB = 1 << 20

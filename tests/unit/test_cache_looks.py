@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load.flow import Flow
 from kvferry.cache.load.loader import Load, Part, RunningLoads
-from kvferry.cache.load.wait_budget import NOTHING_KNOWN, RunningLoad, WaitBudget
+from kvferry.cache.load.wait_budget import NOTHING_KNOWN, Flow, RunningLoad, WaitBudget
 from kvferry.cache.load.window import PendingLoads
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.cache.steps import finish

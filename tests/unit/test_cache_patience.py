@@ -18,7 +18,7 @@ import pytest
 from kvferry import _native
 from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.cache.cost.prefill import PrefillModel
-from kvferry.cache.load import background_loads, loader, loss_warnings, retriever, window
+from kvferry.cache.load import background_loads, loader, retriever, window
 from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.memory import Memory
 from kvferry.cache.steps import Steps, finish
@@ -49,7 +49,7 @@ class Bench:
     ) -> None:
         self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
-        loads = (background_loads, loader, loss_warnings, retriever, window)
+        loads = (background_loads, loader, retriever, window)
         for module in (*loads, store_answers, tier):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)

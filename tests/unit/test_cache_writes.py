@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Operation, Verb
+from kvferry.client.batch import BatchResult, Operation, Status, Verb
 from support.dict_store import DictStore
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.stamps import until

@@ -14,11 +14,12 @@ import pytest
 
 from kvferry.base.shown import in_line
 from kvferry.chunks.prompt import Prompt
+from kvferry.rpc.link import encode
 from kvferry.server import protocol as p
 from kvferry.sharing.controller.jobs import Jobs, Step
 from kvferry.sharing.controller.journal import Journal
 from kvferry.sharing.membership import Command, Hits, Peer, Quota, Result, WorkDone
-from kvferry.sharing.membership.framing import RefusedError
+from kvferry.sharing.membership.controller_link import RefusedError
 from kvferry.sharing.membership.messages import (
     Beat,
     HeldIdentity,
@@ -30,7 +31,6 @@ from kvferry.sharing.membership.messages import (
     Pulse,
     RegisterInstance,
     decoded,
-    encoded,
 )
 from kvferry.sharing.peers.peer_tier import Peers
 from support.holdings import IDENTITY
@@ -72,7 +72,7 @@ FIELDS: dict[str, Make] = {
 def test_a_text_that_would_be_two_lines_is_no_message_of_a_controller(field: str) -> None:
     for text in FORGERIES:
         with pytest.raises(Malformed):
-            decoded(encoded(FIELDS[field](text)))
+            decoded(encode(FIELDS[field](text)))
 
 
 def test_a_number_that_is_none_is_no_message_of_a_controller() -> None:
@@ -83,9 +83,9 @@ def test_a_number_that_is_none_is_no_message_of_a_controller() -> None:
             InstanceRegistered(":1", number),
         ):
             with pytest.raises(Malformed):
-                decoded(encoded(message))
+                decoded(encode(message))
     with pytest.raises(Malformed):
-        decoded(encoded(InstanceRegistered(":1", 0.0)))  # heartbeats without a pause
+        decoded(encode(InstanceRegistered(":1", 0.0)))  # heartbeats without a pause
 
 
 REQUESTS: dict[str, Make] = {

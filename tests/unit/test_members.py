@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.rpc.link import encode
 from kvferry.sharing.controller.journal import Journal
 from kvferry.sharing.controller.members import Members
 from kvferry.sharing.membership.messages import (
@@ -21,7 +22,6 @@ from kvferry.sharing.membership.messages import (
     Update,
     WorkDone,
     decoded,
-    encoded,
 )
 from support.holdings import IDENTITY, OTHER, hashes
 
@@ -284,4 +284,4 @@ def test_a_process_says_once_when_it_began(members: Members) -> None:
 @pytest.mark.parametrize("started", [float("inf"), float("-inf"), float("nan"), -1.0, 1e300])
 def test_a_time_that_is_none_is_no_message(started: float) -> None:
     with pytest.raises(Malformed):
-        decoded(encoded(facts(started)))
+        decoded(encode(facts(started)))

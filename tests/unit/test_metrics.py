@@ -37,23 +37,28 @@ def use(metrics: CacheMetrics) -> None:
     for reason in SHED_REASONS:
         metrics.shed(reason)
     for decision in DECISIONS:
-        metrics.decided(decision)
+        metrics.count("decisions", label=decision)
     metrics.count("corrupt_values", label="checksum")
     metrics.looked_up(0.0002)
     metrics.retrieved(0.2)
-    metrics.loaded("redis", 1 << 20, 0.02)
-    metrics.stored("file", 1 << 20, 0.03)
-    for what in ONE_SIDED:
-        metrics.one_sided("peer one", what, 4)
+    for store, work, took_s in (("redis", "load", 0.02), ("file", "store", 0.03)):
+        metrics.observe(f"{work}_seconds", took_s, store)
+        metrics.count(f"{work}_bytes", 1 << 20, store)
+    for name in ONE_SIDED:
+        metrics.count(name, 4, "peer one")
     metrics.copied("out", 512, 0.001)
     metrics.first_token(0.1, 0.4)
-    metrics.evicted("l1", 5)
+    metrics.count("evicted_chunks", 5, "l1")
     metrics.count("evicted_then_missed_chunks", label="l1")
     metrics.count("single_flight_waits", 3)
     metrics.predicted("load", 0.1, 0.12)
-    metrics.pool(3, 8)
-    metrics.write_queue(2, 4096)
-    metrics.store_state("redis", available=False, refuses=True, used_bytes=10, capacity_bytes=100)
+    for name, value in (("pool_pages_used", 3), ("pool_pages", 8)):
+        metrics.gauge(name, value)
+    for name, value in (("write_queue_chunks", 2), ("write_queue_bytes", 4096)):
+        metrics.gauge(name, value)
+    for name, value in (("available", 0), ("refuses", 1), ("used_bytes", 10)):
+        metrics.gauge(f"store_{name}", value, "redis")
+    metrics.gauge("store_capacity_bytes", 100, "redis")
     noticed("a test", ValueError("of a plug-in"))
 
 
@@ -71,8 +76,8 @@ def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
     assert taken["kvferry_load_seconds"]["redis"] == {"count": 1, "sum": 0.02}
     assert taken["kvferry_load_seconds"]["file"]["count"] == 0
     assert taken["kvferry_store_bytes_total"]["file"] == 1 << 20
-    for what in ONE_SIDED:
-        assert taken[f"kvferry_one_sided_{what}_total"] == {"peer one": 4}
+    for name in ONE_SIDED:
+        assert taken[f"kvferry_{name}_total"] == {"peer one": 4}
     assert taken["kvferry_memory_bytes_total"] == {"in": 0, "out": 512}
     assert taken["kvferry_memory_seconds"]["out"] == {"count": 1, "sum": 0.001}
     assert taken["kvferry_ttft_share"] == {"count": 1, "sum": 0.25}
@@ -94,22 +99,23 @@ def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
 
 
 def test_what_does_not_exist_is_a_bug(metrics: CacheMetrics) -> None:
-    calls: tuple[Callable[[str], None], ...] = (metrics.missed, metrics.shed, metrics.decided)
+    calls: tuple[Callable[[str], None], ...] = (metrics.missed, metrics.shed)
     for call in calls:
-        with pytest.raises(UsageError, match="nonsense"):
+        with pytest.raises(UsageError, match=r"nonsense.*; known are: .*error"):
             call("nonsense")
+    for name in ("decisions", "predicted_seconds", "corrupt_values"):
+        with pytest.raises(UsageError, match=rf"kvferry_{name} has no \w+ 'nonsense'"):
+            metrics.count(name, label="nonsense")
     with pytest.raises(UsageError, match="nonsense"):
-        metrics.predicted("nonsense", 1, 1)
+        metrics.observe("prediction_ratio", 1, "nonsense")
     with pytest.raises(UsageError, match="nonsense"):
         metrics.copied("nonsense", 1, 1)
-    with pytest.raises(UsageError, match="nonsense"):
-        metrics.one_sided("peer one", "nonsense", 1)
     with pytest.raises(UsageError, match="no name of a label"):
         CacheMetrics({"a-b": "1"})
 
 
 def test_a_store_that_was_not_announced_counts_as_well(metrics: CacheMetrics) -> None:
-    metrics.loaded("late", 1, 0.1)
+    metrics.count("load_bytes", 1, "late")
     metrics.hit("late", 1, 1)
     taken = metrics.snapshot()
     assert taken["kvferry_load_bytes_total"]["late"] == 1
@@ -131,7 +137,7 @@ def test_no_count_is_lost_between_threads(metrics: CacheMetrics) -> None:
         for _ in range(5000):
             metrics.hit("l1", 1, 2)
             metrics.missed("evicted")
-            metrics.loaded("redis", 3, 0.001)
+            metrics.observe("load_seconds", 0.001, "redis")
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -163,7 +169,7 @@ def test_reading_while_others_count_loses_nothing(metrics: CacheMetrics) -> None
     def work() -> None:
         for index in range(3000):
             metrics.hit(f"tier-{index % 100}", 1, 1)
-            metrics.loaded(f"store-{index % 100}", 1, 0.1)
+            metrics.observe("load_seconds", 0.1, f"store-{index % 100}")
         done.set()
 
     thread = threading.Thread(target=work)
@@ -182,7 +188,7 @@ def test_counting_is_cheap(metrics: CacheMetrics) -> None:
     calls: list[Callable[[], None]] = [
         lambda: metrics.hit("l1", 256, 1 << 20),
         lambda: metrics.missed("evicted"),
-        lambda: metrics.loaded("redis", 1 << 20, 0.01),
+        lambda: metrics.observe("load_seconds", 0.01, "redis"),
         lambda: metrics.predicted("load", 0.1, 0.1),
     ]
     for call in calls:
@@ -201,7 +207,7 @@ def test_gauges_may_be_read_when_they_are_asked_for(
     metrics: CacheMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     used = iter((1, 2, 3))
-    remove = metrics.on_collect(lambda m: m.pool(next(used), 8))
+    remove = metrics.on_collect(lambda m: m.gauge("pool_pages_used", next(used)))
     assert metrics.snapshot()["kvferry_pool_pages_used"] == 1
     assert "kvferry_pool_pages_used 2.0" in metrics.text()
     remove()

@@ -10,6 +10,7 @@ import pytest
 
 from kvferry.base.errors import UsageError
 from kvferry.metrics import CacheMetrics
+from kvferry.metrics.cache import FROM_OTHERS
 from kvferry.metrics.deltas import MetricDeltas, add_deltas, observations
 from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, HistogramValue
 
@@ -22,7 +23,7 @@ def test_only_what_is_new_is_told() -> None:
     assert deltas.take() == {}
     metrics.hit("redis", 512, 2048)
     metrics.retrieved(0.2)
-    metrics.pool(3, 8)
+    metrics.gauge("pool_pages", 8)
     told = deltas.take()
     assert told["counters"] == {
         "kvferry_tokens_hit": {"redis": 512},
@@ -50,7 +51,7 @@ def test_news_of_several_are_added_up_and_their_gauges_stay_apart() -> None:
         metrics = CacheMetrics()
         metrics.hit("l1", 10 * (rank + 1), 1)
         metrics.retrieved(0.5)
-        metrics.pool(rank, 8)
+        metrics.gauge("pool_pages_used", rank)
         add_deltas(total, MetricDeltas(metrics, str(rank)).take())
     assert total["counters"]["kvferry_tokens_hit"] == {"l1": 30}
     took_s, counts = total["histograms"]["kvferry_retrieve_seconds"][""]
@@ -75,18 +76,16 @@ def test_observations_have_the_counts_and_the_sum_of_a_histogram(bounds: tuple[f
 
 def test_a_server_counts_what_its_engines_tell() -> None:
     engine, server = CacheMetrics(), CacheMetrics(stores=["redis"])
-    engine.requested(512)
-    engine.missed("never_stored", 2)
+    deltas = MetricDeltas(engine, only=FROM_OTHERS, begin=False)
+    assert deltas.take() == {}
     engine.first_token(0.1, 0.4)
     engine.copied("out", 100, 0.5)
-    names = ("requested", "missed_chunks", "ttft_share", "memory_seconds", "memory_bytes")
-    only = [f"kvferry_{'tokens_' if name == 'requested' else ''}{name}" for name in names]
-    told = MetricDeltas(engine, only=only).take()
+    told = deltas.take()
+    assert told["counters"] == {"kvferry_memory_bytes": {"out": 100}}
+    assert [*told["histograms"]["kvferry_memory_seconds"]] == ["out"]
     server.add(told["counters"], told["histograms"])
     server.add(told["counters"], told["histograms"])
     taken = server.snapshot()
-    assert taken["kvferry_tokens_requested_total"] == 1024
-    assert taken["kvferry_missed_chunks_total"]["never_stored"] == 4
     assert taken["kvferry_ttft_share"] == {"count": 2, "sum": 0.5}
     assert taken["kvferry_memory_bytes_total"]["out"] == 200
 
@@ -96,9 +95,10 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kvferry_tokens_hit": {"l1": 1}}, {}),
     ({"kvferry_ttft_share": {"": 1}}, {}),
     ({"nonsense": {"": 1}}, {}),
-    ({"kvferry_missed_chunks": {"nonsense": 1}}, {}),
-    ({"kvferry_missed_chunks": {"evicted": -1}}, {}),
-    ({"kvferry_missed_chunks": {"evicted": float("nan")}}, {}),
+    ({"kvferry_missed_chunks": {"evicted": 1}}, {}),
+    ({"kvferry_memory_bytes": {"nonsense": 1}}, {}),
+    ({"kvferry_memory_bytes": {"out": -1}}, {}),
+    ({"kvferry_memory_bytes": {"out": float("nan")}}, {}),
     ({}, {"kvferry_ttft_share": {"": (1.0, SHARE[1:])}}),
     ({}, {"kvferry_ttft_share": {"": (1.0, [])}}),
     ({}, {"kvferry_ttft_share": {"": (-1.0, SHARE)}}),
@@ -112,5 +112,5 @@ def test_a_server_takes_no_nonsense(sums: dict[str, Any], histograms: dict[str, 
     server = CacheMetrics()
     before = server.snapshot()
     with pytest.raises(UsageError):
-        server.add({"kvferry_tokens_requested": {"": 5}, **sums}, histograms)
+        server.add({"kvferry_memory_bytes": {"in": 5}, **sums}, histograms)
     assert server.snapshot() == before

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from pathlib import Path
 
 import pytest
 
 from kvferry import _native
-from kvferry.base.errors import UsageError
 from kvferry_lab.roi.money import Prices
-from kvferry_lab.roi.traced import outcomes, replayed
+from kvferry_lab.roi.traced import outcomes
 from kvferry_lab.trace.format import Trace, load_trace
 from kvferry_lab.trace.replay import prefix_hits, replay
 from support.roi import round_case
@@ -95,41 +93,3 @@ def test_an_empty_trace_is_no_division_by_zero() -> None:
         trace_of(), round_case(), policies=[], capacities=[], requests_a_day=1, prices=Prices()
     )
     assert (none.requests, none.hit_rate, none.ttft_mean_s) == (0, 0, 0)
-
-
-def test_the_json_of_a_replay(tmp_path: Path) -> None:
-    point = {
-        "trace": "t",
-        "policy": "LRU",
-        "capacity_chunks": 100,
-        "chunk_tokens": 100,
-        "requests": 3,
-        "chunks": 30,
-        "prefix_hits": 15,
-    }
-    file = tmp_path / "replay.json"
-    file.write_text(json.dumps({"points": [point]}))
-    case = round_case()
-    (row,) = replayed(file, case, 10, Prices())
-    assert (row.hit_rate, row.capacity_bytes, row.ttft_s) == (0.5, 1e9, {})
-    # Ten requests of 1,001 tokens, half of them hits.
-    saved = case.prefill.compute_s(1001) * 10 - row.day.gpu_s_after
-    assert saved == pytest.approx(5 * case.saved_s(1001, 1000))
-    assert row.gpu_s == pytest.approx(row.day.gpu_s_after / 10 * 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is no JSON"),
-        ("[]", "is not of kvferry trace replay"),
-        ('{"points": []}', "is not of kvferry trace replay"),
-        ('{"points": [{"policy": "LRU"}]}', "is not of kvferry trace replay"),
-    ],
-)
-def test_what_is_no_replay(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "f").write_text(text)
-    with pytest.raises(UsageError, match=said):
-        list(replayed(tmp_path / "f", round_case(), 10, Prices()))
-    with pytest.raises(UsageError, match="cannot be read"):
-        list(replayed(tmp_path / "nowhere", round_case(), 10, Prices()))

@@ -13,9 +13,9 @@ from kvferry.cache.steps import Steps, Wait
 from kvferry.connectors.memory import MemoryConnector
 from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol as p
-from kvferry.server.loop.dispatch import Dispatcher, Later
-from kvferry.server.loop.wait_queue import WaitQueue
+from kvferry.server.dispatch import Dispatcher, Later
 from kvferry.server.sessions.shard import NotifyingConnector
+from kvferry.server.wait_queue import WaitQueue
 from support.engines import LAYOUT, memory_store
 from support.stamps import until
 

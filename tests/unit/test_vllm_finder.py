@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +15,16 @@ import pytest
 from msgspec.structs import replace
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.base.errors import ClosedError, UsageError
+from kvferry.base.errors import ClosedError, ConfigError, UsageError
+from kvferry.base.local_secret import folder
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.connector import ranks
-from kvferry.integrations.vllm.connector.explain import explained, running, teller
+from kvferry.integrations.vllm.connector.explain import explained, teller
 from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
-from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address, running
+from kvferry.rpc.channel import Broken, Channel
+from kvferry.rpc.link import encode
+from kvferry.rpc.local import LocalCall, local_url
 from support.clock import now_s
 from support.stamps import until
 
@@ -353,18 +360,23 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
     "question",
     [
         b"x" * 59,
-        b"\xff\xff\xff\xff" + b"f" + bytes(54),
-        b"\x01\x00\x00\x00" + b"f" + b"\x08\x00\x00\x00" + bytes(50) + b"x",
-        b"\x00\x00\x00\x00" + b"?" + b"\x08\x00\x00\x00" + bytes(50),
-        b"\x00\x00\x00\x00" + b"f" + bytes(54),
+        b"\xc1",
+        encode(LocalCall(1, "find", b"no prompt")),
+        encode(LocalCall(1, "find", encode((bytes(15), 8, 8)))),
+        encode(LocalCall(1, "find", encode((bytes(16), 8, 0)))),
+        encode(LocalCall(1, "renewed", bytes(15))),
+        encode(LocalCall(1, "?", PROMPT.encode())),
+        encode((-1, "size", b"")),
+        encode((1, "two\nlines", b"")),
     ],
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:
     (answers,) = opened(engine_id, Rank(3))
-    with ranks._connect(address(engine_id, 0), 10) as line:
-        line.sendall(question)
-        with suppress(ConnectionResetError):  # there was more than it wanted to read
-            assert line.recv(1) == b""
+    line = Channel(local_url(address(engine_id, 0)), None, time.monotonic() + 10)
+    line.send(question, time.monotonic() + 10)
+    with pytest.raises(Broken):
+        line.receive(time.monotonic() + 10)
+    line.close()
     finder = RankFinder(names(engine_id, 1), 5.0)
     assert finder.find(PROMPT) == 3
     finder.close()
@@ -372,20 +384,58 @@ def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes
 
 
 @pytest.mark.usefixtures("far")
-def test_strangers_are_not_answered(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = f"\0{address(engine_id, 0)}".encode()
-    # The rank believes nobody, and who asks believes the rank.
-    monkeypatch.setattr(ranks, "is_own_process", lambda line: line.getsockname() != own)
+@pytest.mark.parametrize("side", ["listener", "channel"])
+def test_strangers_are_not_answered(
+    engine_id: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank believes nobody, or who asks does not."""
+    monkeypatch.setattr(f"kvferry.rpc.{side}.is_own_process", lambda _: False)
     (answers,) = opened(engine_id, Rank(3))
     finder = RankFinder(names(engine_id, 1), 5.0)
     assert finder.find(PROMPT) == 0
+    finder.close()
     answers.close()
+
+
+@pytest.mark.usefixtures("far")
+def test_a_rank_without_a_folder_answers_the_scheduler_in_its_process(
+    engine_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (tmp_path / "kvferry").mkdir(mode=0o755)
+    answers = RankAnswers(address(engine_id, 0), Rank(3))
+    finder = RankFinder(names(engine_id, 1), 1.0)
+    finder.check()
+    assert finder.find(PROMPT) == 3
+    ranks._here.clear()
+    assert finder.find(PROMPT) == 0
+    with pytest.raises(ConfigError, match="other users may open it"):
+        finder.check()
+    answers.close()
+
+
+@pytest.mark.usefixtures("far")
+def test_what_a_killed_rank_has_left_is_in_nobodys_way(engine_id: str) -> None:
+    path = folder() / f"{address(engine_id, 0)}.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert address(engine_id, 0) not in running()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    (answers,) = opened(engine_id, Rank(3))
+    finder = RankFinder(names(engine_id, 1), 5.0)
+    finder.check()
+    assert finder.find(PROMPT) == 3
+    finder.close()
+    answers.close()
+    assert not path.exists()
 
 
 @pytest.mark.usefixtures("far")
 def test_a_name_is_free_again_when_its_owner_is_closed(engine_id: str) -> None:
     (first,) = opened(engine_id, Rank(1))
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(OSError, match="listens there"):
         RankAnswers(address(engine_id, 0), Rank(2))
     first.close()
     (second,) = opened(engine_id, Rank(2))

@@ -49,7 +49,11 @@ def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPa
         step(half, Work(loads=[LoadJob("b", prompt, [20, 21])]))
         until(lambda: half.counts.read()["loads"], 60)
         monkeypatch.setattr(half, "_deltas_at", float("inf"))
-        assert half.deltas() == {}  # the last one was just now
+        told = half.deltas()  # the cache's last one was just now
+        assert [*told] == ["counters"]
+        assert told["counters"]["vllm:kvferry_loads"] == {"": 1}
+        assert all(name.startswith("vllm:kvferry_") for name in told["counters"])
+        assert half.deltas() == {}
         monkeypatch.setattr(half, "_deltas_at", 0.0)
         told = half.deltas()
         assert told["counters"]["kvferry_tokens_hit"] == {"l1": CHUNK}

@@ -286,15 +286,18 @@ def test_counts_are_taken_in_parts_that_add_up(cache: Cache) -> None:
     step(half, Work(saves=[save(0, [0, 1])]))
     stored(cache, 1)
     wait_for(lambda: half.counts.read().get("save_s"))
-    first = half.counts.take()
-    assert (first["saved_chunks"], first["saved_bytes"]) == (1, LAYOUT.chunk_bytes)
+    first = half.counts.take()["counters"]
+    assert first["vllm:kvferry_saved_chunks"] == {"": 1}
+    assert first["vllm:kvferry_saved_bytes"] == {"": LAYOUT.chunk_bytes}
+    assert "vllm:kvferry_loads" not in first
+    assert "vllm:kvferry_lost_chunks" not in first  # in `stats` alone
     assert half.counts.take() == {}
     step(half, Work(loads=[load(0, [20, 21])]))
     reported(half)
     wait_for(lambda: "load_s" in half.counts.read())
-    second = half.counts.take()
-    assert (second["loads"], second["loaded_chunks"]) == (1, 1)
-    assert "saved_chunks" not in second
+    second = half.counts.take()["counters"]
+    assert second["vllm:kvferry_loads"] == second["vllm:kvferry_loaded_chunks"] == {"": 1}
+    assert "vllm:kvferry_saved_chunks" not in second
     assert half.stats()["saved_chunks"] == 1
 
 

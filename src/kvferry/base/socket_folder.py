@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvferry.base.local_secret import folder
 
-__all__ = ["node_address", "node_path", "node_socket"]
+__all__ = ["address_of_socket", "node_address", "node_path", "node_socket", "remove_if_left"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -48,7 +48,15 @@ def node_address(host: str, port: int | str) -> str:
     Raises:
         OSError: See `node_path`.
     """
-    path = node_path(host, port)
+    return address_of_socket(node_path(host, port))
+
+
+def address_of_socket(path: Path) -> str:
+    """A socket's path as an address of this process; see `node_address`.
+
+    Raises:
+        OSError: There is no such folder.
+    """
     if len(os.fsencode(path)) + len("65535") <= _PATH_BYTES_MAX:
         return str(path)
     found = path.parent.stat()
@@ -63,7 +71,7 @@ def node_socket(host: str) -> str:
     """A path for a node that is known by this host name, "*" for its port; empty: none can be."""
     try:
         for other in folder().glob(f"*{_SUFFIX}"):
-            _remove_if_left(other)
+            remove_if_left(other)
         path = Path(node_address(host, "*"))
         trial = path.with_name(path.name.replace("*", secrets.token_hex(4)))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -75,12 +83,21 @@ def node_socket(host: str) -> str:
     return str(path)
 
 
-def _remove_if_left(path: Path) -> None:
+def remove_if_left(path: Path) -> bool:
+    """Remove a socket whose process was killed; whether nobody is there.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.setblocking(False)
         try:
-            line.connect(str(path))
+            line.connect(address_of_socket(path))
         except ConnectionRefusedError:  # its process was killed
             path.unlink(missing_ok=True)
+            return True
+        except FileNotFoundError:
+            return True
         except OSError:
-            return
+            return False
+    return False

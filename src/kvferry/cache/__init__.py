@@ -11,7 +11,6 @@
     Clearing        the generation in force, and what ends it            clearing.py
     Explanation     where each chunk of a prompt is, or why it is not    explain.py
     Meter           from what happens to what is counted                 meter.py
-    StatusSocket    what `kvferry top` reads of this process             status_socket.py
     Steps           work that waits, in steps                            steps.py
 
 Data flows down: tokens become hashes (`kvferry.chunks.prompt`), hashes pages or keys, keys tickets

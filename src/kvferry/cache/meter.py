@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.retriever import Gathered
@@ -17,6 +17,7 @@ from kvferry.cache.store.store_tiers import MEMORY, StoreTier
 from kvferry.cache.storer import Receipt, Receipts
 from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
+from kvferry.metrics.cache import ONE_SIDED
 
 __all__ = ["Meter"]
 
@@ -39,36 +40,32 @@ _CAUSES = {
 }
 
 
-class Metered(Protocol):
-    """What a meter reads of the cache that it is a part of."""
-
-    @property
-    def metrics(self) -> CacheMetrics: ...
-    @property
-    def memory(self) -> Memory: ...
-    @property
-    def tiers(self) -> Sequence[StoreTier]: ...
-    @property
-    def prefill(self) -> PrefillModel: ...
-
-
 class Meter:
-    """Tells a cache's metrics what happened; gauges are read when somebody asks."""
+    """Tells a cache's metrics what happened; gauges are read when somebody asks.
 
-    def __init__(self, cache: Metered) -> None:
-        self._cache = cache
+    Args:
+        metrics, memory, tiers, prefill: Those of the cache; `tiers` may grow.
+    """
+
+    def __init__(
+        self,
+        metrics: CacheMetrics,
+        memory: Memory,
+        tiers: Sequence[StoreTier],
+        prefill: PrefillModel,
+    ) -> None:
+        self._metrics = metrics
+        self._memory = memory
+        self._tiers = tiers
+        self._prefill = prefill
         self._told: dict[str, int] = {}
         self._lines = RequestLog(_log)
         self.receipts = Receipts(self.stored)
-        cache.metrics.on_collect(self._gauges)
+        metrics.on_collect(self._gauges)
 
     def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:
         """A retrieve is over."""
-        metrics, size, chunk_bytes = (
-            self._metrics,
-            prompt.chunk_size,
-            self._cache.memory.chunk_bytes,
-        )
+        metrics, size, chunk_bytes = self._metrics, prompt.chunk_size, self._memory.chunk_bytes
         metrics.requested(prompt.chunks * size)
         metrics.retrieved(took_s)
         counts = {MEMORY: gathered.memory_chunks, **gathered.chunks}
@@ -79,13 +76,13 @@ class Meter:
         for tier, chunks in counts.items():
             if chunks:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
-        prefill = self._cache.prefill
-        if prefill.known:
-            saved_s = prefill.predict_s(sum(tokens.values()))
+        if self._prefill.known:
+            saved_s = self._prefill.predict_s(sum(tokens.values()))
             metrics.count("prefill_saved_seconds", saved_s)
         for loaded in gathered.loads:
             for store, chunks in loaded.chunks.items():
-                metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)
+                metrics.observe("load_seconds", loaded.took_s, store)
+                metrics.count("load_bytes", chunks * chunk_bytes, store)
         if gathered.waited:
             metrics.count("single_flight_waits")
         missed = prompt.chunks - sum(counts.values())
@@ -103,7 +100,7 @@ class Meter:
             receipt.given_tokens,
             count * size,
             {name: chunks * size for name, chunks in receipt.stored.items()},
-            count * self._cache.memory.chunk_bytes,
+            count * self._memory.chunk_bytes,
             receipt.took_s,
             receipt.reason,
             memory=receipt.here * size,
@@ -115,20 +112,20 @@ class Meter:
         plan = gathered.plan
         assert plan is not None
         if gathered.reason == "cut":
-            self._metrics.decided("cut")
+            decision = "cut"
         elif not plan.wanted:
-            self._metrics.decided("recompute")
+            decision = "recompute"
         else:
             whole = plan.decision.reason in ("all", "unknown_prefill")
-            self._metrics.decided("load" if whole else "load_part")
+            decision = "load" if whole else "load_part"
             if not gathered.reason:
                 self._metrics.predicted("load", plan.decision.load_s, gathered.load_s)
+        self._metrics.count("decisions", label=decision)
 
     def stats(self) -> dict[str, Any]:
         """Everything countable."""
-        cache = self._cache
         stores = {}
-        for store in cache.tiers:
+        for store in self._tiers:
             presence = getattr(store.tier.connector, "presence", None)
             stores[store.tier.name] = {
                 "available": store.tier.connector.available,
@@ -139,51 +136,45 @@ class Meter:
                 **{str(name): value for name, value in store.tier.counted().items()},
                 **({} if presence is None else {"presence": presence}),
             }
-        a, c, d, _ = cache.prefill.coefficients
+        a, c, d, _ = self._prefill.coefficients
         return {
             "metrics": self._metrics.snapshot(),
-            "memory": {"pages": cache.memory.pages, **cache.memory.cache.stats()},
+            "memory": {"pages": self._memory.pages, **self._memory.cache.stats()},
             "stores": stores,
             "prefill": {
-                "samples": cache.prefill.samples,
+                "samples": self._prefill.samples,
                 "a_s": a,
                 "c_s_per_token": c,
                 "d_s_per_token2": d,
             },
         }
 
-    @property
-    def _metrics(self) -> CacheMetrics:
-        return self._cache.metrics
-
     def _gauges(self, metrics: CacheMetrics) -> None:
-        cache = self._cache
-        memory = cache.memory.cache.stats()
-        metrics.pool(memory["resident"], cache.memory.pages)
-        metrics.evicted(MEMORY, self._grown("evictions", memory["evictions"]))
+        memory = self._memory.cache.stats()
+        writers = [store.writer for store in self._tiers]
+        metrics.gauge("pool_pages_used", memory["resident"])
+        metrics.gauge("pool_pages", self._memory.pages)
+        metrics.gauge("write_queue_chunks", sum(writer.queue_chunks for writer in writers))
+        metrics.gauge("write_queue_bytes", sum(writer.queue_bytes for writer in writers))
+        evicted = self._grown("evictions", memory["evictions"])
+        metrics.count("evicted_chunks", evicted, MEMORY)
         again = self._grown("evicted_then_missed", memory["evicted_then_missed"])
         metrics.count("evicted_then_missed_chunks", again, MEMORY)
-        metrics.write_queue(
-            sum(store.writer.queue_chunks for store in cache.tiers),
-            sum(store.writer.queue_bytes for store in cache.tiers),
-        )
-        for store in cache.tiers:
+        for store in self._tiers:
             name, connector = store.tier.name, store.tier.connector
-            refuses = bool(store.writer.batches.problem)
-            metrics.store_state(name, available=connector.available, refuses=refuses)
+            metrics.gauge("store_available", int(connector.available), name)
+            metrics.gauge("store_refuses", int(bool(store.writer.batches.problem)), name)
             if (limit_bytes := store.capacity.limit_bytes) is not None:
-                metrics.store_state(
-                    name, used_bytes=store.capacity.used_bytes, capacity_bytes=limit_bytes
-                )
+                metrics.gauge("store_used_bytes", store.capacity.used_bytes, name)
+                metrics.gauge("store_capacity_bytes", limit_bytes, name)
             for counter, value in store.tier.counted().items():
                 if not isinstance(counter, str) or not isinstance(value, int):
                     continue  # of a plug-in
                 cause = _CAUSES.get(counter.removeprefix("refused_"))
                 if counter.startswith("refused_") and cause is not None:
                     metrics.count("corrupt_values", self._grown(f"{name} {counter}", value), cause)
-                elif counter.startswith("one_sided_"):
-                    what = counter.removeprefix("one_sided_")
-                    metrics.one_sided(name, what, self._grown(f"{name} {counter}", value))
+                elif counter in ONE_SIDED:
+                    metrics.count(counter, self._grown(f"{name} {counter}", value), name)
 
     def _grown(self, name: str, value: int) -> int:
         """By how much a counter has grown whose owner may have begun anew."""

@@ -2,7 +2,7 @@
 
 A function that waits for a store is a generator here. It yields a `Wait`: what for, and how long;
 and it is sent what came of that. `finish` waits on the spot, in the thread that calls it. The cache
-server lets hundreds of them wait without a thread; see `kvferry.server.loop.wait_queue`.
+server lets hundreds of them wait without a thread; see `kvferry.server.wait_queue`.
 
 Whoever does not go on with one closes it: it lets go of what it holds, within moments.
 """

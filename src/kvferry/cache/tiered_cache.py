@@ -140,7 +140,6 @@ class TieredCache(Cache):
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
         )
         self.metrics.labels = {**self.metrics.labels, **(labels or {})}
-        self._meter = Meter(self)
 
         self.memory = memory or Memory.private(
             self.layout.chunk_bytes,
@@ -165,6 +164,7 @@ class TieredCache(Cache):
             partial(self.metrics.predicted, "prefill"),
         )
         self.prefill = self.learning.prefill
+        self._meter = Meter(self.metrics, self.memory, self.tiers, self.prefill)
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
 
         copy_threads = min(self.config.tuning.load_threads, os.cpu_count() or 1)

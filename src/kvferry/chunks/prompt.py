@@ -15,7 +15,7 @@ does not know.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -27,7 +27,9 @@ from kvferry.base.field_types import Count, Host, Port, Seconds, Short
 from kvferry.chunks.generation import FIRST, salted
 from kvferry.chunks.keys import DIGEST_BYTES
 
-__all__ = ["Hashes", "Prompt", "Tokens", "read_prompt"]
+__all__ = ["Hashes", "Prompt", "Tokens", "node_in", "read_prompt"]
+
+_Node: TypeAlias = tuple[Host, Port]
 
 
 class Hashes:
@@ -85,7 +87,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     computed_tokens: Count = 0
     queued: tuple[Count, Count] = (0, 0)
     queued_at: Seconds = 0.0
-    source: tuple[Host, Port] | None = None
+    source: _Node | None = None
 
     def __post_init__(self) -> None:
         if len(self.hashes) % DIGEST_BYTES:
@@ -204,3 +206,20 @@ def _limit(limit_tokens: int) -> int:
     if limit_tokens < 0:
         raise UsageError(f"limit_tokens must not be negative, got {limit_tokens}")
     return limit_tokens
+
+
+def node_in(params: object) -> tuple[str, int] | None:
+    """The node that a request names in its ``kv_transfer_params``, for `Prompt.source`; whether it
+    may be asked is said by the settings."""
+    source = params.get("remote_kv_source") if isinstance(params, Mapping) else None
+    if not isinstance(source, Mapping):
+        return None
+    host, port = source.get("remote_host"), source.get("remote_port")
+    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) < 6:
+        port = int(port)
+    host = host.lower() if isinstance(host, str) else host
+    try:
+        found: tuple[str, int] = msgspec.convert((host, port), _Node)
+    except msgspec.ValidationError:
+        return None
+    return found

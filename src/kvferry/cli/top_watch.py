@@ -7,7 +7,7 @@
 
 A look never raises: a server that went is a problem until it is back. Counters that fell are those
 of a server that began anew; then there is no rate until the next look. Each process of this host
-and user that has a cache says what a server would (`kvferry.cache.status_socket`); `WatchHere` sees
+and user that has a cache says what a server would (`kvferry.rpc.local`); `WatchHere` sees
 them as one server, whose counters are sums. One more process, or one less, is a new beginning.
 """
 
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from kvferry.base.errors import UsageError
 from kvferry.base.shown import reason_of
+from kvferry.rpc.local import ask_local, local_names
 
 __all__ = ["NoRedirection", "Watch", "WatchHere", "counters"]
 
@@ -188,6 +189,15 @@ _FAMILIES = {
 }
 
 
+def _status_of(name: str) -> dict[str, Any]:
+    """What a process says of itself; empty if it does not."""
+    try:
+        said = json.loads(ask_local(name, "status", b"", _TIMEOUT_S))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 class WatchHere(Watch):
     """See the head of this module."""
 
@@ -202,10 +212,8 @@ class WatchHere(Watch):
         return f"kvferry {self.status.get('version', '')} in {processes} of this host and user"
 
     def _ask(self) -> tuple[dict[str, Any], str | None]:
-        from kvferry.cache.status_socket import looks  # who asks a server needs no cache
-
         try:
-            said = [one for one in looks() if one.get("identities")]
+            said = [one for one in map(_status_of, local_names()) if one.get("identities")]
         except OSError as error:
             return {}, str(error)
         if not said:

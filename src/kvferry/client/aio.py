@@ -14,12 +14,11 @@ import time
 from typing import Self
 
 from kvferry.base.errors import ClosedError, UsageError
-from kvferry.client.batch import BatchResult, only
+from kvferry.client.batch import BatchResult, Operation, Verb, only
 from kvferry.client.commands import information
 from kvferry.client.methods import AwaitedKeyMethods
 from kvferry.client.namespace import AsyncCacheNamespace
 from kvferry.client.native import PING_KEY, NativeClient
-from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 
 __all__ = ["AsyncRedisClient"]

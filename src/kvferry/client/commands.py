@@ -17,10 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvferry.base.errors import ServerError, UnavailableError
-from kvferry.client.batch import BatchResult, Status, from_native
+from kvferry.client.batch import BatchResult, Status, checked_timeout, from_native
 from kvferry.client.handle import emit_log
 from kvferry.client.native import NativeClient
-from kvferry.client.operation import checked_timeout
 from kvferry.config import ClientConfig
 
 __all__ = [

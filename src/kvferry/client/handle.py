@@ -18,11 +18,10 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from kvferry import _native
 from kvferry.base.errors import ClosedError
-from kvferry.client.batch import BatchResult, from_native
+from kvferry.client.batch import BatchResult, Operation, Verb, checked_timeout, from_native, ttl_ms
 from kvferry.client.buffers import Key, encode_keys
 from kvferry.client.event_fds import InheritedEventFds
 from kvferry.client.methods import RawMethods
-from kvferry.client.operation import Operation, Verb, checked_timeout, ttl_ms
 
 __all__ = ["NativeHandle", "emit_log"]
 

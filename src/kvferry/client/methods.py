@@ -9,9 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-from kvferry.client.batch import BatchResult, only
+from kvferry.client.batch import BatchResult, Operation, Verb, only
 from kvferry.client.buffers import BufferLike, Key
-from kvferry.client.operation import Operation, Verb
 
 __all__ = ["AwaitedKeyMethods", "BatchMethods", "KeyMethods", "RawMethods"]
 

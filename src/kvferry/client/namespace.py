@@ -19,10 +19,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from kvferry.base.errors import BadBufferError, UsageError
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, Operation, ValueFrame, Verb
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
 from kvferry.client.methods import AwaitedKeyMethods, KeyMethods
-from kvferry.client.operation import Operation, ValueFrame, Verb
 
 __all__ = ["AsyncCacheNamespace", "CacheNamespace"]
 

@@ -17,10 +17,9 @@ from kvferry import _native
 from kvferry.base.credentials import CredentialsProvider, provided
 from kvferry.base.errors import UnavailableError
 from kvferry.base.threads import Guarded, noticed
-from kvferry.client.batch import BatchResult, from_native
+from kvferry.client.batch import BatchResult, Operation, from_native
 from kvferry.client.buffers import Key, encode_keys
 from kvferry.client.handle import NativeHandle, emit_log
-from kvferry.client.operation import Operation
 from kvferry.client.presence import view_of
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, load_client_config
 

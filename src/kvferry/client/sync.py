@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from kvferry.client.batch import only
+from kvferry.client.batch import Operation, Verb, only
 from kvferry.client.commands import information
 from kvferry.client.methods import KeyMethods
 from kvferry.client.namespace import CacheNamespace
 from kvferry.client.native import PING_KEY, NativeClient
-from kvferry.client.operation import Operation, Verb
 
 __all__ = ["RedisClient"]
 

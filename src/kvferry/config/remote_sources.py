@@ -11,45 +11,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvferry.base.errors import ConfigError
-from kvferry.config.url import parse_endpoint, show_endpoint
 
-__all__ = ["Address", "AllowedHosts", "node_in", "read_node", "show_node"]
+__all__ = ["Address", "AllowedHosts"]
 
 Address = tuple[str, int]
 
 _HOST = re.compile(r"[a-z0-9._:-]{1,255}")  # names and addresses; what else there is, is neither
-
-
-def node_in(params: object) -> Address | None:
-    """The node that a request names in its ``kv_transfer_params``, allowed or not."""
-    source = params.get("remote_kv_source") if isinstance(params, Mapping) else None
-    if not isinstance(source, Mapping):
-        return None
-    host, port = source.get("remote_host"), source.get("remote_port")
-    if not isinstance(host, str) or not isinstance(port, int | str):
-        return None
-    if isinstance(port, str) and not (port.isascii() and port.isdigit() and len(port) < 6):
-        return None
-    found = host.lower(), int(port)
-    return found if _HOST.fullmatch(found[0]) and 0 < found[1] <= 65535 else None
-
-
-def show_node(address: Address | None) -> str:
-    """HOST:PORT; "" for none."""
-    return show_endpoint(*address) if address else ""
-
-
-def read_node(text: str) -> Address | None:
-    """The inverse of `show_node`.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    host, port = parse_endpoint(text)
-    return (host, port) if port else None
 
 
 class AllowedHosts:
@@ -68,11 +38,6 @@ class AllowedHosts:
             self._networks = [ipaddress.ip_network(host) for host in hosts if "/" in host]
         except ValueError as error:
             raise ConfigError(f"remote_kv_sources: {error}") from None
-
-    def named_in(self, params: object) -> Address | None:
-        """The node that a request names; None where it names none that is allowed."""
-        found = node_in(params)
-        return found if found and self.allows(found[0]) else None
 
     def allows(self, host: str) -> bool:
         """Whether a node of this host may be asked."""

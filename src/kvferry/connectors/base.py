@@ -29,10 +29,9 @@ from typing import Protocol, Self, TypeAlias
 from kvferry.base.errors import UsageError
 from kvferry.base.shown import shown
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, Operation, Verb
 from kvferry.client.buffers import BufferLike, Key, encode_key
 from kvferry.client.methods import BatchMethods, RawMethods
-from kvferry.client.operation import Operation, Verb
 from kvferry.config.client import ClientConfig
 
 __all__ = [

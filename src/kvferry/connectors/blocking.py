@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kvferry.base.errors import UsageError
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Verb
+from kvferry.client.batch import BatchResult, Status, Verb
 from kvferry.connectors.calls import error_text, status_of
 from kvferry.connectors.threaded import Checked, ThreadedConnector
 

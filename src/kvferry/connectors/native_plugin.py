@@ -25,12 +25,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kvferry import _native
 from kvferry.base.errors import ConfigError, KVFerryError, UsageError
-from kvferry.client.batch import BatchResult, Status
-from kvferry.client.operation import Verb
+from kvferry.client.batch import BatchResult, Status, Verb
 from kvferry.connectors.base import Space, Usage
 from kvferry.connectors.calls import status_of
-from kvferry.connectors.frame import HEADER_BYTES, Frame
 from kvferry.connectors.native_calls import Calls
 from kvferry.connectors.threaded import Checked, ThreadedConnector
 
@@ -71,8 +70,7 @@ class NativePluginConnector(ThreadedConnector):
         self._make = make
         self._client, self._calls = _opened(make)
         self._of_parent: list[object] = []  # nobody may end them here
-        self._frame = Frame(space)
-        self._stored_bytes = space.value_size_bytes + HEADER_BYTES
+        self._stored_bytes = space.value_size_bytes + _native.FRAME_BYTES
         self._guard = threading.Lock()
         self._spare: list[bytearray] = []
         self._held: dict[bytes, None] = {}
@@ -120,11 +118,14 @@ class NativePluginConnector(ThreadedConnector):
 
     def _get(self, operation: Checked) -> BatchResult:
         names = operation.names
+        identity, size_bytes = self.space.identity, self.space.value_size_bytes
         cause = None
 
         def read(index: int, view: memoryview) -> Status:
             nonlocal cause
-            why = self._frame.read(names[index], view, operation.memory[index])
+            checksum = _native.checksum(view[_native.FRAME_BYTES :], operation.memory[index])
+            header = bytes(view[: _native.FRAME_BYTES])
+            why = _native.value_fault(header, names[index], identity, size_bytes, [checksum])
             if not why:
                 return Status.OK
             cause = cause or why
@@ -145,7 +146,10 @@ class NativePluginConnector(ThreadedConnector):
             raise UsageError("a native client knows no time to live; leave ttl_s out")
 
         def write(index: int, view: memoryview) -> None:
-            self._frame.write(names[index], values[index], view)
+            checksum = _native.checksum(values[index], view[_native.FRAME_BYTES :])
+            view[: _native.FRAME_BYTES] = _native.frame_header(
+                names[index], self.space.identity, self.space.value_size_bytes, checksum
+            )
 
         result = self._values(operation, "submit_batch_set", write, None)
         with self._guard:

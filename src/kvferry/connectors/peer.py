@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from kvferry import _native
 from kvferry.base.errors import UsageError
 from kvferry.chunks.generation import MARK_BYTES
-from kvferry.client.batch import Status, from_native
-from kvferry.client.operation import Operation, Verb
+from kvferry.client.batch import Operation, Status, Verb, from_native
 from kvferry.connectors.base import Key, Usage
-from kvferry.connectors.client_connector import ClientConnector
+from kvferry.connectors.native import ClientConnector
 
 __all__ = ["PeerConnector", "lent"]
 

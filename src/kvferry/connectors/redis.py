@@ -32,8 +32,7 @@ from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, NodeUsage, ScanBatch, Space, Usage
 from kvferry.connectors.calls import lacks_room
-from kvferry.connectors.client_connector import ClientConnector
-from kvferry.connectors.native import as_key
+from kvferry.connectors.native import ClientConnector, as_key
 from kvferry.connectors.serde import codec_of
 
 __all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from kvferry.base.errors import BadBufferError, ClosedError
 from kvferry.base.threads import Guarded
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, Operation, Verb, checked_timeout
 from kvferry.client.buffers import (
     BufferLike,
     check_batch,
@@ -30,7 +30,6 @@ from kvferry.client.buffers import (
     writable,
 )
 from kvferry.client.event_fds import InheritedEventFds
-from kvferry.client.operation import Operation, Verb, checked_timeout
 from kvferry.connectors.base import Connector, Space, job_limit_s
 from kvferry.connectors.calls import CallJob, CallQueue
 

@@ -59,13 +59,11 @@ SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error",
 DECISIONS = ("load", "load_part", "recompute", "cut")
 PREDICTED = ("load", "prefill")
 WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
-ONE_SIDED = ("reads", "bytes", "expired", "fallbacks")
+ONE_SIDED = ("one_sided_reads", "one_sided_bytes", "one_sided_expired", "one_sided_fallbacks")
 # What engines tell a cache server, which cannot know it.
-FROM_OTHERS = (
-    *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
-    *("kvferry_memory_seconds", "kvferry_memory_bytes"),
-)
+FROM_OTHERS = ("kvferry_ttft_share", "kvferry_memory_seconds", "kvferry_memory_bytes")
 _CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
+_OF_DEPLOYMENTS = ("tier", "store", "peer", "thread")  # labels with values that come later
 _GROWTH_MAX = 1 << 60  # by which an engine may say that a series has grown
 
 
@@ -82,7 +80,8 @@ def cache_families(stores: Iterable[str]) -> dict[str, Family]:
         kind: str, name: str, text: str, label: dict[str, Iterable[str]], *bounds: float
     ) -> None:
         label_name, known = next(iter(label.items()), ("", ("",)))
-        made[name] = Family(f"kvferry_{name}", kind, text, label_name, bounds)
+        closed = label_name not in _OF_DEPLOYMENTS
+        made[name] = Family(f"kvferry_{name}", kind, text, label_name, bounds, closed=closed)
         made[name].declare(known)
 
     def counter(name: str, text: str, **label: Iterable[str]) -> None:
@@ -143,8 +142,8 @@ def cache_families(stores: Iterable[str]) -> dict[str, Family]:
 class CacheMetrics:
     """The counters of one cache.
 
-    Threads: any, at any time; counting waits for nobody. A call fails only for a reason that does
-    not exist, which is a bug of the caller.
+    Threads: any, at any time; counting waits for nobody. A call raises UsageError only for a series
+    that does not exist, which is a bug of the caller.
 
     Args:
         labels: Constant labels of all series, e.g. ``{"engine": "0"}``, for processes with
@@ -165,20 +164,16 @@ class CacheMetrics:
 
     def requested(self, tokens: int) -> None:
         """A request wants the KV of this many tokens."""
-        self._mine.families["tokens_requested"].values[""] += tokens
+        self.count("tokens_requested", tokens)
 
     def hit(self, tier: str, tokens: int, size_bytes: int) -> None:
         """KV of this many tokens was used, from "l1" or the store of this name."""
-        families = self._mine.families
-        families["tokens_hit"].add(tier, tokens)
-        families["bytes_hit"].add(tier, size_bytes)
+        self.count("tokens_hit", tokens, tier)
+        self.count("bytes_hit", size_bytes, tier)
 
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
-        try:
-            self._mine.families["missed_chunks"].values[reason] += chunks
-        except KeyError:
-            raise _unknown(reason, "reason of a miss", MISS_REASONS) from None
+        self.count("missed_chunks", chunks, reason)
 
     def looked_up(self, seconds: float) -> None:
         """A lookup took so long."""
@@ -188,20 +183,8 @@ class CacheMetrics:
         """A retrieve took so long."""
         self.observe("retrieve_seconds", seconds)
 
-    def loaded(self, store: str, size_bytes: int, seconds: float) -> None:
-        """A load from a store brought so much in so long."""
-        self.observe("load_seconds", seconds, store)
-        self.count("load_bytes", size_bytes, store)
-
-    def stored(self, store: str, size_bytes: int, seconds: float) -> None:
-        """A write to a store took so much in so long."""
-        self.observe("store_seconds", seconds, store)
-        self.count("store_bytes", size_bytes, store)
-
     def copied(self, way: str, size_bytes: int, seconds: float) -> None:
         """So much went "in" to this host's memory, or "out" of it to the engine, in so long."""
-        if way not in WAYS:
-            raise _unknown(way, "way", WAYS)
         self.observe("memory_seconds", seconds, way)
         self.count("memory_bytes", size_bytes, way)
 
@@ -210,65 +193,16 @@ class CacheMetrics:
         if ttft_s > 0:
             self.observe("ttft_share", min(1.0, waited_s / ttft_s))
 
-    def one_sided(self, peer: str, what: str, count: int) -> None:
-        """One-sided reads of a peer's memory; `what` is one of `ONE_SIDED`."""
-        if what not in ONE_SIDED:
-            raise _unknown(what, "count of one-sided reads", ONE_SIDED)
-        self.count(f"one_sided_{what}", count, peer)
-
-    def evicted(self, tier: str, chunks: int) -> None:
-        """Chunks left "l1" or a store to make room."""
-        self.count("evicted_chunks", chunks, tier)
-
     def shed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were not written to a store; `reason` is one of `SHED_REASONS`."""
-        if reason not in SHED_REASONS:
-            raise _unknown(reason, "reason to shed", SHED_REASONS)
         self.count("shed_chunks", chunks, reason)
-
-    def decided(self, decision: str) -> None:
-        """A retrieve was decided; `decision` is one of `DECISIONS`."""
-        if decision not in DECISIONS:
-            raise _unknown(decision, "decision", DECISIONS)
-        self.count("decisions", 1, decision)
 
     def predicted(self, what: str, predicted_s: float, actual_s: float) -> None:
         """A "load" or a "prefill" was predicted to take so long and took so long."""
-        if what not in PREDICTED:
-            raise _unknown(what, "prediction", PREDICTED)
         self.count("predicted_seconds", predicted_s, what)
         self.count("actual_seconds", actual_s, what)
         if predicted_s > 0:
             self.observe("prediction_ratio", actual_s / predicted_s, what)
-
-    def pool(self, used: int, total: int) -> None:
-        """Pages of the pool as they are now."""
-        self.gauge("pool_pages_used", used)
-        self.gauge("pool_pages", total)
-
-    def write_queue(self, chunks: int, size_bytes: int) -> None:
-        """What waits to be written, as it is now."""
-        self.gauge("write_queue_chunks", chunks)
-        self.gauge("write_queue_bytes", size_bytes)
-
-    def store_state(
-        self,
-        store: str,
-        *,
-        available: bool | None = None,
-        refuses: bool | None = None,
-        used_bytes: int | None = None,
-        capacity_bytes: int | None = None,
-    ) -> None:
-        """A store as it is now; None leaves a number as it was."""
-        if available is not None:
-            self.gauge("store_available", int(available), store)
-        if refuses is not None:
-            self.gauge("store_refuses", int(refuses), store)
-        if used_bytes is not None:
-            self.gauge("store_used_bytes", used_bytes, store)
-        if capacity_bytes is not None:
-            self.gauge("store_capacity_bytes", capacity_bytes, store)
 
     def add(
         self,
@@ -285,27 +219,31 @@ class CacheMetrics:
         Raises:
             UsageError: A series is none of these, or its numbers cannot be; nothing is added.
         """
-        families = self._mine.families
+        agreed: list[tuple[Family, str, Any]] = []
         for name, values in sums.items():
-            family = _known(families, name, "counter")
+            family = self._told(name, "counter")
             for label, value in values.items():
                 if label not in family.values or not 0 <= value < _GROWTH_MAX:
                     raise UsageError(f"{name} of {label!r} cannot grow by {value}")
+                agreed.append((family, label, value))
         for name, observed in histograms.items():
-            family = _known(families, name, "histogram")
+            family = self._told(name, "histogram")
             for label, (total, counts) in observed.items():
                 possible = len(counts) == len(family.bounds) + 1 and min(counts) >= 0
                 if label not in family.histograms or not possible or not 0 <= total < _GROWTH_MAX:
                     raise UsageError(f"{name} of {label!r} cannot have {len(counts)} such bounds")
-        for name, values in sums.items():
-            for label, value in values.items():
-                _known(families, name, "counter").add(label, value)
-        for name, observed in histograms.items():
-            family = _known(families, name, "histogram")
-            for label, (total, counts) in observed.items():
-                histogram = HistogramValue(family.bounds, sum=total)
-                histogram.counts = list(counts)
-                family.of(label).add(histogram)
+                agreed.append((family, label, HistogramValue(family.bounds, [*counts], total)))
+        for family, label, grown in agreed:
+            if isinstance(grown, HistogramValue):
+                family.of(label).add(grown)
+            else:
+                family.add(label, grown)
+
+    def _told(self, name: str, kind: str) -> Family:
+        family = self._mine.families.get(name.removeprefix("kvferry_"))
+        if name not in FROM_OTHERS or family is None or family.kind != kind:
+            raise UsageError(f"{name!r} is no {kind} that engines tell")
+        return family
 
     def count(self, name: str, amount: float = 1, label: str = "") -> None:
         """Add to a counter of `cache_families`, named without "kvferry_"."""
@@ -382,16 +320,5 @@ class CacheMetrics:
         return KVFerryCollector([self])
 
 
-def _unknown(word: str, what: str, known: Iterable[str]) -> UsageError:
-    return UsageError(f"{word!r} is no {what}; known are: {', '.join(known)}")
-
-
 def _summary(value: HistogramValue) -> dict[str, float]:
     return {"count": value.count, "sum": value.sum}
-
-
-def _known(families: Mapping[str, Family], name: str, kind: str) -> Family:
-    family = families.get(name.removeprefix("kvferry_"))
-    if name not in FROM_OTHERS or family is None or family.kind != kind:
-        raise UsageError(f"{name!r} is no {kind} that engines tell")
-    return family

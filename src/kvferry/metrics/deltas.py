@@ -5,8 +5,8 @@
     add_deltas(sums, deltas.take())
 
 Counters and histograms are differences; gauges are values, each under the name of the process that
-said it, so that gauges of several processes stay apart. A series is told once before it grows, so
-that whoever shows it has a beginning. Nothing is told where nothing is new.
+said it, so that gauges of several processes stay apart. A series is told once before it grows, if
+whoever shows it needs a beginning. Nothing is told where nothing is new.
 """
 
 from __future__ import annotations
@@ -28,12 +28,21 @@ class MetricDeltas:
         source: Whose metrics.
         who: The name of this process, for gauges.
         only: Names of the families that are told; default: all.
+        begin: Whether a series is told once before it grows.
     """
 
-    def __init__(self, source: Source, who: str = "", only: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        who: str = "",
+        only: Collection[str] | None = None,
+        *,
+        begin: bool = True,
+    ) -> None:
         self._source = source
         self._who = who
         self._only = only
+        self._begin = begin
         self._values: dict[tuple[str, str], float] = {}
         self._counts: dict[tuple[str, str], tuple[float, list[int]]] = {}
 
@@ -45,7 +54,7 @@ class MetricDeltas:
                 continue
             place = found
             for label, value in family.values.items():
-                before = self._values.get((family.name, label))
+                before = self._values.get((family.name, label), None if self._begin else 0)
                 if value == before:
                     continue
                 self._values[family.name, label] = value
@@ -57,10 +66,10 @@ class MetricDeltas:
                     place[label] = value - (before or 0)
             for label, histogram in family.histograms.items():
                 last = self._counts.get((family.name, label))
-                if last is not None and histogram.counts == last[1]:
+                total, counts = last or (0.0, [0] * len(histogram.counts))
+                if histogram.counts == counts and (last is not None or not self._begin):
                     continue
                 self._counts[family.name, label] = (histogram.sum, list(histogram.counts))
-                total, counts = last or (0.0, [0] * len(histogram.counts))
                 grown = [new - old for new, old in zip(histogram.counts, counts, strict=True)]
                 place = found.setdefault(_HISTOGRAMS, {}).setdefault(family.name, {})
                 place[label] = [histogram.sum - total, grown]

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvferry.base.errors import UsageError
+
 __all__ = [
     "RATIO_BOUNDS",
     "SECONDS_BOUNDS",
@@ -55,7 +57,7 @@ class HistogramValue:
     sum: float = 0.0
 
     def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
         """Count one observation; what is not finite counts as beyond all bounds."""
@@ -90,6 +92,7 @@ class Family:
     Attributes:
         name: Without ``_total``.
         kind: "counter", "gauge" or "histogram".
+        closed: Whether its series are those that were declared, and another one is a bug.
         values: Counters and gauges by the value of their label.
         histograms: Histograms likewise.
     """
@@ -101,6 +104,7 @@ class Family:
     bounds: tuple[float, ...] = ()
     values: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, HistogramValue] = field(default_factory=dict)
+    closed: bool = False
 
     def declare(self, names: Iterable[str] = ("",)) -> None:
         """Have series before anything happens, so that rates of them have a beginning."""
@@ -111,18 +115,25 @@ class Family:
                 self.values.setdefault(name, 0)
 
     def add(self, name: str, amount: float) -> None:
-        """Move a counter."""
+        """Move a counter. UsageError: the family is closed and has no such series."""
         try:
             self.values[name] += amount
         except KeyError:
+            self._open(name)
             self.values[name] = amount
 
     def of(self, name: str) -> HistogramValue:
-        """The histogram of a label, made if there is none."""
+        """The histogram of a label, made if there is none. UsageError as `add`."""
         found = self.histograms.get(name)
         if found is None:
+            self._open(name)
             found = self.histograms[name] = HistogramValue(self.bounds)
         return found
+
+    def _open(self, name: str) -> None:
+        if self.closed:
+            known = ", ".join(self.values or self.histograms)
+            raise UsageError(f"{self.name} has no {self.label} {name!r}; known are: {known}")
 
 
 class Source(Protocol):
@@ -137,11 +148,16 @@ class Source(Protocol):
 
 
 def family_of(
-    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
+    prefix: str,
+    name: str,
+    kind: str,
+    text: str,
+    values: Mapping[str, float] | float,
+    label: str = "",
 ) -> Family:
     """A family of counters or gauges with these values, or one without a label."""
     given = dict(values) if isinstance(values, Mapping) else {"": values}
-    return Family(name, kind, text, label, values=given)
+    return Family(prefix + name, kind, text, label, values=given)
 
 
 Families = dict[str, Family]

@@ -1,8 +1,8 @@
 """Requests to a server for as long as it is there: a few sockets, taken in turns.
 
 Who calls takes a free socket, or makes one, sends one request, and waits for its reply on the spot:
-no message passes from thread to thread. Every wait also watches a descriptor that `ServerLink.end`
-makes readable, so all calls end at once when the server is found to be gone. A link that has ended
+no message passes from thread to thread. Every wait also watches a `Wake` that `ServerLink.end`
+calls, so all calls end at once when the server is found to be gone. A link that has ended
 stays so; with another session comes another link.
 
 Threads: any. A socket belongs to whoever has taken it.
@@ -10,7 +10,6 @@ Threads: any. A socket belongs to whoever has taken it.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvferry.rpc.channel import Broken, Channel
+from kvferry.rpc.channel import Broken, Channel, Wake
 
 __all__ = ["Away", "LinkTimedOut", "Numbered", "ServerLink", "encode"]
 
@@ -44,9 +43,15 @@ _SOCKETS_MAX = 64
 class Away(Exception):
     """The server is not there: nothing was sent, or nobody will answer."""
 
+    def __init__(self) -> None:
+        super().__init__("it is not there")
+
 
 class LinkTimedOut(Exception):
     """No answer in time: whether the request was done is not known."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer in time")
 
 
 class ServerLink(Generic[R]):
@@ -56,7 +61,8 @@ class ServerLink(Generic[R]):
         url: Of the server.
         read: Makes a reply of what came; None: it is none.
         sent: Called with the length of each request that went.
-        late: Called with replies that came after their time: they may hold a lease.
+        late: Called with replies that came after their time: they may hold a lease. None: a socket
+            whose reply is late is closed.
     """
 
     def __init__(
@@ -64,13 +70,13 @@ class ServerLink(Generic[R]):
         url: str,
         read: Callable[[bytes], R | None],
         sent: Callable[[int], object],
-        late: Callable[[R], object],
+        late: Callable[[R], object] | None = None,
     ) -> None:
         self._url = url
         self._read = read
         self._sent = sent
         self._late = late
-        self._ended_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Wake()
         self._free: deque[Channel] = deque()  # the last one first: its server still knows it
         self._changed = threading.Condition()
         self._open = 0
@@ -95,26 +101,53 @@ class ServerLink(Generic[R]):
             Away: The link has ended, or the server takes no message.
             LinkTimedOut: There is no reply yet.
         """
+        return self.end_exchange(self.begin_exchange(request, until), request.id, until, check)
+
+    def begin_exchange(self, request: Numbered, until: float) -> Channel:
+        """Send a request over a socket, which `end_exchange` has to give back.
+
+        Raises:
+            Away: See `ask`.
+        """
         frame = encode(request)
-        channel: Channel | None = self._take(until)
+        channel = self._take(until)
         try:
             if self.ended:
                 raise Away
-            assert channel is not None
             channel.send(frame, until)
             self._sent(len(frame))
-            return self._receive(channel, request.id, until, check)
-        except (Away, LinkTimedOut):
-            raise
         except BaseException as error:  # also an interrupt: half a message may be on its way
-            if channel is not None:
-                channel.close()
-                channel = None
-            if isinstance(error, Broken):
-                raise Away from None
+            self._failed(channel, error)
             raise
-        finally:
-            self._give(channel)
+        return channel
+
+    def end_exchange(
+        self,
+        channel: Channel,
+        request_id: int,
+        until: float,
+        check: Callable[[], float] | None = None,
+    ) -> R:
+        """Wait for the reply; raises as `ask`."""
+        try:
+            reply = self._receive(channel, request_id, until, check)
+        except LinkTimedOut:
+            if self._late is None:
+                channel.close()
+            self._give(None if self._late is None else channel)
+            raise
+        except BaseException as error:
+            self._failed(channel, error)
+            raise
+        self._give(channel)
+        return reply
+
+    def _failed(self, channel: Channel, error: BaseException) -> None:
+        """An exchange has not ended as it should; its socket is of no use."""
+        channel.close()
+        self._give(None)
+        if isinstance(error, Broken):
+            raise Away from None
 
     def end(self) -> None:
         """The server is gone: calls under way end at once, and no others begin."""
@@ -122,7 +155,7 @@ class ServerLink(Generic[R]):
             if self.ended:
                 return
             self.ended = True
-            os.eventfd_write(self._ended_fd, 1)
+            self._wake()
             self._changed.notify_all()
         self._drain()
 
@@ -150,7 +183,8 @@ class ServerLink(Generic[R]):
             if reply is not None:
                 if reply.id == request_id:
                     return reply
-                self._late(reply)
+                if self._late is not None:
+                    self._late(reply)
             if frame is None and check is not None and time.monotonic() < until:
                 check_at = check()
             elif frame is None or time.monotonic() >= until:  # or a server that talks without end
@@ -180,7 +214,7 @@ class ServerLink(Generic[R]):
 
     def _connect(self, until: float) -> Channel:
         try:
-            return Channel(self._url, self._ended_fd, until)
+            return Channel(self._url, self._wake.fd, until)
         except BaseException as error:
             self._give(None)
             if isinstance(error, Broken):
@@ -199,7 +233,7 @@ class ServerLink(Generic[R]):
                 self._changed.notify()
 
     def _drain(self, closed: bool = False) -> None:
-        """Close what nobody uses; the last one closes the descriptor."""
+        """Close what nobody uses."""
         with self._changed:
             self._open -= closed
             while True:
@@ -209,7 +243,4 @@ class ServerLink(Generic[R]):
                     break
                 channel.close()
                 self._open -= 1
-            if self._open == 0 and self._ended_fd >= 0:
-                os.close(self._ended_fd)
-                self._ended_fd = -1
             self._changed.notify_all()

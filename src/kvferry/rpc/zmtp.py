@@ -72,15 +72,16 @@ class ZmtpParser:
         size_bytes_max: Of a message; one that is longer is an error.
 
     Attributes:
+        size_bytes_max: It may change.
         ready: The handshake is over: messages may be sent.
     """
 
-    __slots__ = ("_buffer", "_greeted", "_need", "_size_bytes_max", "ready")
+    __slots__ = ("_buffer", "_greeted", "_need", "ready", "size_bytes_max")
 
     def __init__(self, size_bytes_max: int) -> None:
         self.ready = False
         self._greeted = False
-        self._size_bytes_max = size_bytes_max
+        self.size_bytes_max = size_bytes_max
         self._buffer = bytearray()
         self._need = 0  # how many bytes the buffer has to have before there is anything to do
 
@@ -95,8 +96,8 @@ class ZmtpParser:
         if self._buffer or not self.ready or size < 2:
             return 0
         if data[0] == _LONG and size >= 9 and _U64.unpack_from(data, 1)[0] == size - 9:
-            return 9 if size - 9 <= self._size_bytes_max else 0
-        return 2 if data[0] == 0 and data[1] == size - 2 <= self._size_bytes_max else 0
+            return 9 if size - 9 <= self.size_bytes_max else 0
+        return 2 if data[0] == 0 and data[1] == size - 2 <= self.size_bytes_max else 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what came; the messages that are complete now.
@@ -131,7 +132,7 @@ class ZmtpParser:
                 length, begin = _U64.unpack_from(data, at + 1)[0], at + 9
             else:
                 length, begin = data[at + 1], at + 2
-            if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
+            if length > (self.size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
                 raise ZmtpError(f"a frame of {length} bytes")
             if size - begin < length:
                 need = begin + length - at

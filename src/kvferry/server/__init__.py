@@ -3,7 +3,7 @@
     Client          the engine's side                          client/
     protocol        requests and replies                       protocol.py
     Listener        sockets: bytes to messages                 kvferry.rpc
-    Dispatcher      the loop: messages to replies              loop/dispatch.py
+    Dispatcher      the loop: messages to replies              dispatch.py
     Handlers        what each request does                     sessions/handlers.py
     Registry        who may register                           sessions/registry.py
     Sessions        who holds what, and until when             sessions/sessions.py

@@ -15,11 +15,12 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvferry import __version__
-from kvferry.base.errors import ConfigError, UsageError
+from kvferry.base.errors import ConfigError, StoreError, UsageError
 from kvferry.base.threads import failures
 from kvferry.cache import TieredCache
 from kvferry.cache.steps import Steps
@@ -28,7 +29,7 @@ from kvferry.config.setting import GB, Settings, specs
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
 from kvferry.rpc.listener import Listener
-from kvferry.server.loop.dispatch import Dispatcher
+from kvferry.server.dispatch import Dispatcher
 from kvferry.server.memory import restart
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions.handlers import Handlers
@@ -89,7 +90,7 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            self.endpoints = [self._listener.listen(each) for each in self.config.endpoints]
+            self.endpoints = [self._listen(each) for each in self.config.endpoints]
             restart.begin(
                 self.config,
                 self._pools,
@@ -109,6 +110,15 @@ class Server:
             self._watch.stop()
             self._listener.close()
             self._pools.close(keep=self._kept)
+
+    def _listen(self, endpoint: str) -> str:
+        try:
+            return self._listener.listen(endpoint)
+        except OSError as error:
+            raise StoreError(
+                f"cannot listen at {endpoint}: {error.strerror or error}; choose another --port or "
+                "--ipc, or end the server that has it"
+            ) from None
 
     def _in_background(self, steps: Steps[object]) -> None:
         self._dispatcher.in_background(steps)
@@ -252,6 +262,9 @@ class Server:
 # --- Metrics ---
 
 
+_family = partial(family_of, "kvferry_server_")
+
+
 def _families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
     """What the server itself counts, beside what each identity's cache does."""
     protocol, pool = status["protocol"], status["pool"]
@@ -290,12 +303,6 @@ def _families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
         _family("ready", "gauge", "1: engines are served.", int(ready)),
         _family("thread_failures", "counter", "Faults in threads.", failures(), "thread"),
     ]
-
-
-def _family(
-    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
-) -> Family:
-    return family_of(f"kvferry_server_{name}", kind, text, values, label)
 
 
 # --- Reload ---

@@ -127,14 +127,8 @@ class FerryClient(InProcess):
         self.client.close()
 
 
-class ThreadedClient(InProcess):
-    """N blocking connections, one thread each; a thread takes the next key when it is free."""
-
-    def __init__(self, name: str, connect: Callable[[], Any], connections: int) -> None:
-        self.name = name
-        self.connections = connections
-        self._links = [connect() for _ in range(connections)]
-        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="bench")
+class _KeyByKey(InProcess):
+    """A client over connections of others, which are asked for one key at a time."""
 
     def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
@@ -143,16 +137,32 @@ class ThreadedClient(InProcess):
         return self._each(lambda link, i: self._get(link, keys[i], targets[i]), len(keys))
 
     def exists_batch(self, keys: Sequence[str]) -> int:
-        return sum(self._each(lambda link, i: int(link.exists(keys[i])), len(keys)))
+        return sum(map(int, self._each(lambda link, i: self._exists(link, keys[i]), len(keys))))
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        """What a call returns for each index, with a connection that is free."""
+        raise NotImplementedError
+
+    def _get(self, link: Any, key: str, target: Value) -> Any:
+        return link.get(key)
+
+    def _exists(self, link: Any, key: str) -> Any:
+        return link.exists(key)
+
+
+class ThreadedClient(_KeyByKey):
+    """N blocking connections, one thread each; a thread takes the next key when it is free."""
+
+    def __init__(self, name: str, connect: Callable[[], Any], connections: int) -> None:
+        self.name = name
+        self.connections = connections
+        self._links = [connect() for _ in range(connections)]
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="bench")
 
     def close(self) -> None:
         self._pool.shutdown()
         for link in self._links:
             link.close()
-
-    def _get(self, link: Any, key: str, target: Value) -> Value | None:
-        value: Value | None = link.get(key)
-        return value
 
     def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
         results: list[Any] = [None] * count
@@ -176,7 +186,7 @@ class ThreadedClient(InProcess):
         return results
 
 
-class AsyncRedisPy(InProcess):
+class AsyncRedisPy(_KeyByKey):
     """redis-py's asyncio client: N connections, one task each, on one event loop."""
 
     def __init__(self, config: ClientConfig, connections: int) -> None:
@@ -185,15 +195,6 @@ class AsyncRedisPy(InProcess):
         self.connections = connections
         self._runner = event_loop()
         self._links = [redis.Redis(**redis_arguments(config)) for _ in range(connections)]
-
-    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
-
-    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
-        return self._each(lambda link, i: link.get(keys[i]), len(keys))
-
-    def exists_batch(self, keys: Sequence[str]) -> int:
-        return sum(self._each(lambda link, i: link.exists(keys[i]), len(keys)))
 
     def close(self) -> None:
         async def end() -> None:
@@ -339,8 +340,8 @@ class GlideClient(ThreadedClient):
         )
         super().__init__("glide", lambda: glide.GlideClient.create(settings), connections)
 
-    def exists_batch(self, keys: Sequence[str]) -> int:
-        return sum(self._each(lambda link, i: int(link.exists([keys[i]])), len(keys)))
+    def _exists(self, link: Any, key: str) -> Any:
+        return link.exists([key])
 
     def _get(self, link: Any, key: str, target: Value) -> Value | None:
         size = link.get(key, memoryview(target))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from kvferry.base.errors import UsageError
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry.config.url import show_endpoint
 from kvferry_lab.bench.adapters import (
@@ -22,7 +24,6 @@ from kvferry_lab.bench.adapters import (
     ZeroCopyClient,
     load,
     open_redis_py,
-    redis_arguments,
 )
 from kvferry_lab.bench.server_probe import server_of, shards_of
 
@@ -83,65 +84,49 @@ def _native(config: ClientConfig, connections: int | None) -> BenchClient:
     return FerryClient("native", client, each * shards_of(config))
 
 
-def _pure(config: ClientConfig, connections: int | None) -> BenchClient:
-    config = _one_server("pure", config)
-    client = load("kvferry.client.pure.client", "kvferry").PureRedisClient.from_config(config)
-    return FerryClient("pure", client, 1)  # whatever is asked for
-
-
-def _redis_py(config: ClientConfig, connections: int | None) -> BenchClient:
-    config = server_of(config)
-    redis_arguments(config)  # raises before a thread is started
-    return ThreadedClient(
-        "redis-py", lambda: open_redis_py(config), connections or CONNECTIONS_DEFAULT
-    )
-
-
-def _redis_py_async(config: ClientConfig, connections: int | None) -> BenchClient:
-    config = _one_server("redis-py-async", config)
-    return AsyncRedisPy(config, connections or CONNECTIONS_DEFAULT)
-
-
-def _pooled(kind: str) -> Callable[[ClientConfig, int | None], BenchClient]:
-    def open_pooled(config: ClientConfig, connections: int | None) -> BenchClient:
-        config = _one_server(kind, config)
-        return PooledRedisPy(kind, config, connections or POOL_CONNECTIONS)
-
-    return open_pooled
-
-
-def _custom(config: ClientConfig, connections: int | None) -> BenchClient:
-    return ZeroCopyClient(config, connections or CONNECTIONS_DEFAULT)
-
-
-def _plain(
-    kind: str, connect: Callable[[ClientConfig, int], BenchClient]
+def _opens(
+    kind: str,
+    connect: Callable[[ClientConfig, int], BenchClient],
+    connections: int = CONNECTIONS_DEFAULT,
+    *,
+    clusters: bool = False,
+    tls: bool = True,
 ) -> Callable[[ClientConfig, int | None], BenchClient]:
-    """A client that is measured on one server, without TLS."""
+    """How to connect a client that finds no servers by itself.
 
-    def open_plain(config: ClientConfig, connections: int | None) -> BenchClient:
-        config = _one_server(kind, config)
-        if config.tls:
+    Args:
+        connections: By default.
+        clusters, tls: Whether it is measured on those.
+    """
+
+    def open_kind(config: ClientConfig, wanted: int | None) -> BenchClient:
+        if config.topology == "cluster" and not clusters:
+            raise NotMeasured(f"{kind} is measured on one server only, not on a cluster")
+        config = server_of(config)
+        if config.tls and not tls:
             raise NotMeasured(f"{kind} is measured without TLS only")
-        return connect(config, connections or CONNECTIONS_DEFAULT)
+        return connect(config, wanted or connections)
 
-    return open_plain
+    return open_kind
 
 
-def _one_server(kind: str, config: ClientConfig) -> ClientConfig:
-    if config.topology == "cluster":
-        raise NotMeasured(f"{kind} is measured on one server only, not on a cluster")
-    return server_of(config)
+def _pure(config: ClientConfig, _: int) -> BenchClient:
+    """One connection, whatever is asked for."""
+    return FerryClient("pure", PureRedisClient.from_config(config), 1)
+
+
+def _redis_py(config: ClientConfig, connections: int) -> BenchClient:
+    return ThreadedClient("redis-py", partial(open_redis_py, config), connections)
 
 
 CLIENT_TYPES: dict[str, Callable[[ClientConfig, int | None], BenchClient]] = {
     "native": _native,
-    "pure": _pure,
-    "redis-py": _redis_py,
-    "redis-py-async": _redis_py_async,
-    "glide": _plain("glide", GlideClient),
-    "lmcache": _plain("lmcache", LMCacheClient),
-    "single-pool": _pooled("single-pool"),
-    "multi-pool": _pooled("multi-pool"),
-    "custom": _custom,
+    "pure": _opens("pure", _pure),
+    "redis-py": _opens("redis-py", _redis_py, clusters=True),
+    "redis-py-async": _opens("redis-py-async", AsyncRedisPy),
+    "glide": _opens("glide", GlideClient, tls=False),
+    "lmcache": _opens("lmcache", LMCacheClient, tls=False),
+    "single-pool": _opens("single-pool", partial(PooledRedisPy, "single-pool"), POOL_CONNECTIONS),
+    "multi-pool": _opens("multi-pool", partial(PooledRedisPy, "multi-pool"), POOL_CONNECTIONS),
+    "custom": _opens("custom", ZeroCopyClient),
 }

@@ -14,19 +14,20 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvferry.base.errors import CorruptError, KVFerryError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient, FerryClient
-from kvferry_lab.bench.data import WARM_BYTES, Chunks
-from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.data import WARM_BYTES, Chunks, fill
+from kvferry_lab.bench.intervals import Interval, percentile, ratios
 from kvferry_lab.bench.programs import FloorProcess
 from kvferry_lab.bench.server_probe import ServerProbe, open_probe, server_of
 
-__all__ = ["Floor", "Row", "against", "floors", "measure"]
+__all__ = ["Floor", "Row", "against", "floors", "measure", "measure_concurrent"]
 
 _CALLS = ("wake_ups", "receives", "sends")
 _SAMPLE_KEYS = 4  # of each written batch, read back through another connection
@@ -192,10 +193,47 @@ def measure(
     return [run.row(floor, rounds, best_of_all) for run in runs]
 
 
-class _Run:
-    """The rounds of one client."""
+def measure_concurrent(
+    connect: Callable[[], BenchClient],
+    chunks: Chunks,
+    probe: ServerProbe,
+    rounds: int,
+    ops: Sequence[str] = ("set", "get", "exists"),
+) -> list[Row]:
+    """Operations of one kind of client at the same time, each over its own instance.
 
-    def __init__(self, op: str, client: BenchClient, chunks: Chunks, probe: ServerProbe) -> None:
+    What a cache server sees: a prefix is stored while another is loaded and a third is looked up.
+    GB/s of each are over its own time, while the others ran. The CPU cannot be told apart, so these
+    rows have none, and there is no floor for a mix.
+
+    Args:
+        ops: Two of the three, or all.
+    """
+    written = Chunks(chunks.size_bytes, len(chunks.keys), chunks.batch)
+    with ExitStack() as stack:
+        stack.callback(probe.delete, written.keys)
+        fill(chunks, probe)
+        pool = stack.enter_context(ThreadPoolExecutor(len(ops)))
+        runs = []
+        for op in ops:
+            client = stack.enter_context(closing(connect()))
+            runs.append(_Run(op, client, written if op == "set" else chunks, None))
+        for number in range(-1, rounds):
+            list(pool.map(_Run.round, runs))
+            for run in runs if number < 0 else ():
+                run.forget()
+        rows = [run.row((), rounds, False) for run in runs]
+    return [
+        replace(row, op=f"concurrent-{row.op}", client_cpu_s_per_gb=None, costs=[]) for row in rows
+    ]
+
+
+class _Run:
+    """The rounds of one client; without a probe the server and what it stored are not looked at."""
+
+    def __init__(
+        self, op: str, client: BenchClient, chunks: Chunks, probe: ServerProbe | None
+    ) -> None:
         self._op, self._client, self._chunks, self._probe = op, client, chunks, probe
         self.connections = client.connections
         self._verified = 0
@@ -266,7 +304,7 @@ class _Run:
         return min(len(batch), len(self._chunks.warm_targets))
 
     def _timed(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        server_before = self._probe.cpu_s()
+        server_before = self._server_cpu_s()
         gc.collect()
         gc.disable()
         calls = self._counted()
@@ -280,10 +318,13 @@ class _Run:
             gc.enable()
         for name, count in self._counted().items():
             self._calls[-1][name] += count - calls[name]
-        server_after = self._probe.cpu_s()
+        server_after = self._server_cpu_s()
         if server_before is not None and server_after is not None:
             self._server_cpu[-1] += server_after - server_before
         return value, wall_s if self._client.wall_s is None else self._client.wall_s
+
+    def _server_cpu_s(self) -> float | None:
+        return None if self._probe is None else self._probe.cpu_s()
 
     def _counted(self) -> dict[str, int]:
         """The client's counters of its calls so far; nothing where it has none."""
@@ -294,6 +335,8 @@ class _Run:
 
     def _verify_sample(self, batch: range) -> None:
         """Read some of the keys just written, spread over the batch, without the client."""
+        if self._probe is None:
+            return
         step = max(1, len(batch) // _SAMPLE_KEYS)
         for index in range(batch.start, batch.stop, step):
             value = self._probe.get(self._chunks.keys[index])
@@ -314,9 +357,9 @@ class _Run:
         if self._error is not None:
             return row
         row.verified_bytes = self._verified
-        per_batch = sorted(wall for walls in self._walls for wall in walls)
+        per_batch = [wall for walls in self._walls for wall in walls]
         row.p50_ms = statistics.median(per_batch) * 1e3
-        row.p99_ms = per_batch[min(len(per_batch) - 1, int(len(per_batch) * 0.99))] * 1e3
+        row.p99_ms = percentile(per_batch, 99) * 1e3
         wall_s = [sum(walls) for walls in self._walls]
         row.ops_per_s = len(chunks.keys) / statistics.median(wall_s)
         if any(any(calls.values()) for calls in self._calls):

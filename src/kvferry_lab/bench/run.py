@@ -10,9 +10,8 @@ from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient, NotMeasured
 from kvferry_lab.bench.client_plan import NOTED_TYPES, ClientPlan
 from kvferry_lab.bench.clients import open_client
-from kvferry_lab.bench.concurrent import measure_concurrent
 from kvferry_lab.bench.data import Chunks, fill
-from kvferry_lab.bench.measure import Row, floors, measure
+from kvferry_lab.bench.measure import Row, floors, measure, measure_concurrent
 from kvferry_lab.bench.programs import ProgramError, find_program
 from kvferry_lab.bench.server_probe import ServerProbe, open_probe
 from kvferry_lab.servers.same_host import Ways, ways_to

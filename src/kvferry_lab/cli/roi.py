@@ -22,7 +22,7 @@ __all__ = ["roi"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ENGINES = ("preset", "gpu", "prefill_tokens_s", "calibration", "server")
-_HITS = ("hit_rate", "rounds", "traces", "replay")
+_HITS = ("hit_rate", "rounds", "traces")
 # Options that mean nothing without another, and those that a replay answers by itself.
 _NEEDS = {
     **dict.fromkeys(("policy", "capacity", "limit"), "traces"),
@@ -83,9 +83,7 @@ class RoiCase:
         None, "Part of the requests that hit.  [default: 0.5]", least=0, most=1
     )
     rounds: int | None = option(None, "N rounds that are alike hit (N-1)/N of the time.", least=1)
-    replay: Path | None = option(
-        None, "Take hits from JSON of kvferry trace replay.", kind=_FILE, metavar="FILE"
-    )
+    replay: Path | None = option(None, "Give --trace the requests themselves.", hidden=True)
     traces: tuple[Path, ...] = option(
         (),
         "Recorded requests; more than once for more.",
@@ -146,11 +144,11 @@ def check_options(ctx: click.Context, o: RoiCase) -> None:
     for name, whose in _NEEDS.items():
         if typed(ctx, name) and not getattr(o, whose):
             raise click.UsageError(f"{_option(name)} is for {_option(whose)}")
-    for source in ("traces", "replay"):
-        said = (*_REPLAYED, "chunk_tokens") if source == "replay" else _REPLAYED
-        wrong = [name for name in said if typed(ctx, name) and getattr(o, source)]
-        if wrong:
-            raise click.UsageError(f"{_option(source)} says it already: no {_option(wrong[0])}")
+    wrong = [name for name in _REPLAYED if typed(ctx, name) and o.traces]
+    if wrong:
+        raise click.UsageError(f"--trace says it already: no {_option(wrong[0])}")
+    if o.replay:
+        raise click.UsageError("--replay is gone: give --trace the recorded requests themselves")
 
 
 def _option(name: str) -> str:
@@ -170,7 +168,7 @@ def roi(ctx: click.Context, /, o: RoiCase) -> None:
     """Say whether loading KV from a store pays, in time and in money.
 
     An engine is one of --gpu, --server, --calibration, --prefill-tokens-s and --preset; hits are
-    one of --trace, --replay, --rounds and --hit-rate. GB are 10^9 bytes, but for --capacity, where
+    one of --trace, --rounds and --hit-rate. GB are 10^9 bytes, but for --capacity, where
     they are 2^30 as in kvferry trace replay.
     """
     if o.listed:
@@ -184,7 +182,6 @@ def roi(ctx: click.Context, /, o: RoiCase) -> None:
     from kvferry_lab.output import command_line
     from kvferry_lab.roi import report
     from kvferry_lab.roi.answer import answer
-    from kvferry_lab.roi.traced import replayed
 
     if o.plot_file:
         check_plot()
@@ -192,8 +189,6 @@ def roi(ctx: click.Context, /, o: RoiCase) -> None:
     rows: list[Outcome] = []
     if o.traces:
         question, rows = _traced(question, o)
-    elif o.replay:
-        rows = list(replayed(o.replay, question.case, o.requests_a_day, question.prices))
     question = _typical(question, rows)
     found = answer(question)
     if o.plot_file:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,7 +215,7 @@ def capacities_of_text(text: str | None, chunk_bytes: int, trace: Trace) -> list
 def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
     """A replay against a store: the named one, or our own with room enough."""
     try:
-        from kvferry_lab.trace.store_replay import StoreReplay
+        from kvferry_lab.trace.store_replay import replay_over_store
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
@@ -233,17 +234,7 @@ def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
             config = ClientConfig.from_url(store)
         client = stack.enter_context(RedisClient.from_config(config))
 
-        def replayer(
-            trace: Trace,
-            policy: str,
-            capacity: int,
-            leaf_first: bool,
-            size: int,
-            progress: Progress,
-        ) -> Any:
-            return StoreReplay(client, size).run(trace, policy, capacity, leaf_first, progress)
-
-        yield replayer
+        yield partial(replay_over_store, client)
 
 
 class _Bar:

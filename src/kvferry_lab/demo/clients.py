@@ -12,6 +12,7 @@ from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.adapters import BenchClient, NotInstalled
 from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.intervals import in_turn
 from kvferry_lab.servers.same_host import ways_to
 
 __all__ = ["ClientSpeed", "compare_clients", "socket_gain"]
@@ -88,21 +89,20 @@ def _measure(
     values: Sequence[memoryview],
     targets: Sequence[memoryview],
 ) -> ClientSpeed:
-    size_gb = sum(len(value) for value in values) / 1e9
-    set_s, get_s = [], []
-    for _ in range(_ROUNDS):
+    def moved() -> tuple[float, float]:
         for target in targets:
             target[:] = bytes(len(target))  # so that only this round's bytes can pass the check
         start = time.perf_counter()
         client.set_batch(keys, values)
         stored = time.perf_counter()
         loaded = client.get_batch(keys, targets)
-        get_s.append(time.perf_counter() - stored)
-        set_s.append(stored - start)
+        seconds = stored - start, time.perf_counter() - stored
         for index, (value, got) in enumerate(zip(values, loaded, strict=True)):
             if got is None or bytes(got) != bytes(value):
                 raise CorruptError(f"{name} returned other bytes for chunk {index} than it stored")
-        del loaded
-    return ClientSpeed(
-        client=name, set_gb_per_s=size_gb / min(set_s), get_gb_per_s=size_gb / min(get_s)
-    )
+        return seconds
+
+    (rounds,) = in_turn(_ROUNDS, moved, warm_ups=0)
+    size_gb = sum(map(len, values)) / 1e9
+    set_s, get_s = map(min, zip(*rounds, strict=True))
+    return ClientSpeed(client=name, set_gb_per_s=size_gb / set_s, get_gb_per_s=size_gb / get_s)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -47,12 +48,13 @@ from kvferry_lab.engines.integrations import (
 )
 from kvferry_lab.servers.lab_server import LabServer
 
-__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run"]
+__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "attempted", "open_engine", "run"]
 
 _QUIET_S = 1.5  # nothing new in the store for so long: it is all there
 _QUIET_WITHIN_S = 60.0
 WORDS = range(300, 2000)  # token ids
 _TICK = [5, 6, 7]
+_PASSES = ("cold", "again", "memory", "warm")
 
 
 _PATH = click.Path(exists=True, path_type=Path)
@@ -174,12 +176,8 @@ class EngineRow:
         """For JSON: medians, and all that they are made of."""
         return {
             "integration": self.integration,
-            "ttft_cold_s": self.ttft_s("cold"),
-            "ttft_again_s": self.ttft_s("again"),
-            "ttft_memory_s": self.ttft_s("memory"),
-            "ttft_warm_s": self.ttft_s("warm"),
-            "e2e_cold_s": self.e2e_s("cold"),
-            "e2e_warm_s": self.e2e_s("warm"),
+            **{f"ttft_{which}_s": self.ttft_s(which) for which in _PASSES},
+            **{f"e2e_{which}_s": self.e2e_s(which) for which in ("cold", "warm")},
             "hit_tokens": self.hit_tokens(),
             "stored_bytes": self.stored_bytes(),
             "loaded_bytes": self.loaded_bytes(),
@@ -190,7 +188,7 @@ class EngineRow:
                     {name: value for name, value in asdict(one).items() if name != "tokens"}
                     for one in getattr(self, which)
                 ]
-                for which in ("cold", "again", "memory", "warm")
+                for which in _PASSES
             },
         }
 
@@ -215,20 +213,28 @@ def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
                 if row.error:
                     continue
                 say(f"round {turn + 1} of {plan.rounds}: {integration}")
-                try:
-                    _measure(plan, integration, turn, server, row)
-                except Exception as error:
-                    row.error = f"{type(error).__name__}: {error}"
-                    say(f"{integration}: {row.error}")
+                done = attempted(partial(_measure, plan, integration, turn, server, row), say)
+                row.error = done.get("error", "")
             told = [row for row in rows.values() if len(row.again) > turn]
             for row in told:  # a cold answer was computed, whatever its integration
                 row.count_wrong_answers(turn, told[0].cold[turn], told[0].again[turn])
     return list(rows.values())
 
 
+def attempted(measure: Callable[[], dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
+    """What is measured, or why it cannot be, as its ``error``: the others are measured all the
+    same."""
+    try:
+        return measure()
+    except Exception as error:
+        say(text := f"{type(error).__name__}: {error}")
+        return {"error": text}
+
+
 def _measure(
     plan: EnginePlan, integration: str, turn: int, server: LabServer, row: EngineRow
-) -> None:
+) -> dict[str, Any]:
+    """Add the passes of a round to a row."""
     with ServerProbe(server.config) as probe:
         probe.command("FLUSHALL")
         for which, counter in (
@@ -249,6 +255,7 @@ def _measure(
                     if integration != "none":
                         engine.forget()
                         row.memory.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
+    return {}
 
 
 def _ask(engine: EngineProcess, prompts: list[list[int]], tokens: int) -> list[Generated]:

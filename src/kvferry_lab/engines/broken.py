@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.table import number, table
-from kvferry_lab.engines.bench import WORDS, EnginePlan, open_engine
+from kvferry_lab.engines.bench import WORDS, EnginePlan, attempted, open_engine
 from kvferry_lab.engines.engine_process import EngineProcess
 from kvferry_lab.servers.lab_server import LabServer
 
@@ -42,13 +43,8 @@ def run_broken(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, A
         for integration in plan.names:
             for way in WAYS if integration != "none" else [""]:
                 say(f"broken store: {integration} {way}")
-                row: dict[str, Any] = {"integration": integration, "way": way}
-                try:
-                    row |= _one(plan, integration, way, plain)
-                except Exception as error:
-                    row["error"] = f"{type(error).__name__}: {error}"
-                    say(row["error"])
-                rows.append(row)
+                found = attempted(partial(_one, plan, integration, way, plain), say)
+                rows.append({"integration": integration, "way": way, **found})
     return rows
 
 

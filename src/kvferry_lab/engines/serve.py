@@ -10,13 +10,14 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.base.host import usable_cores
 from kvferry.cli.table import number, table
 from kvferry_lab.bench.server_probe import ServerProbe
-from kvferry_lab.engines.bench import EnginePlan
+from kvferry_lab.engines.bench import EnginePlan, attempted
 from kvferry_lab.engines.engine_process import EngineError, quiet_environment
 from kvferry_lab.engines.integrations import open_integration
 from kvferry_lab.engines.vllm_server import EngineServer
@@ -42,13 +43,8 @@ def run_serve_bench(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[s
                 probe.command("FLUSHALL")
             for which in ("empty store", "full store"):
                 say(f"vllm bench serve: {integration}, {which}")
-                row: dict[str, Any] = {"integration": integration, "store": which}
-                try:
-                    row |= _one(plan, integration, store.port)
-                except Exception as error:
-                    row["error"] = f"{type(error).__name__}: {error}"
-                    say(row["error"])
-                rows.append(row)
+                found = attempted(partial(_one, plan, integration, store.port), say)
+                rows.append({"integration": integration, "store": which, **found})
     return rows
 
 
@@ -56,20 +52,13 @@ def say_serve_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """A table for people."""
     cells = [
         [
-            row["integration"],
-            row["store"],
-            *(number(row.get(name), 1) for name in _TAKEN),
-            row_hits(row),
+            *(row["integration"], row["store"], *(number(row.get(name), 1) for name in _TAKEN)),
+            number(row.get("hit_tokens"), 0),
         ]
         for row in rows
     ]
     columns = ("integration", "store", "mean TTFT ms", "p99 TTFT ms", "mean TPOT ms", "requests/s")
     console.print(table((*columns, "completed", "hit tokens"), cells))
-
-
-def row_hits(row: dict[str, Any]) -> str:
-    """Of the external cache, for the table."""
-    return number(row.get("hit_tokens"), 0)
 
 
 def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -20,12 +19,11 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 
 from kvferry_lab.engines.engine_process import EngineChild, quiet_environment
-from kvferry_lab.openai_client import Answer, OpenAIClient
+from kvferry_lab.openai_client import Answer, OpenAIClient, samples
 from kvferry_lab.servers.lab_server import free_port
 
 __all__ = ["EngineServer"]
 
-_SAMPLE = re.compile(r"(\w[\w:]*)(?:\{.*\})? ([-+.\w]+)$")
 _END_S = 30.0
 
 
@@ -86,10 +84,8 @@ class EngineServer(EngineChild):
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over their labels."""
         found: dict[str, float] = {}
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
-            for line in reply.read().decode().splitlines():
-                if match := _SAMPLE.match(line):
-                    found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+        for name, value in samples(self.url):
+            found[name] = found.get(name, 0.0) + value
         return found
 
     def close(self) -> None:

@@ -130,10 +130,8 @@ def best_hits(asked: Sequence[tuple[int, int]], capacity: int) -> int:
 def result_lines(run: LongDocRun) -> list[str]:
     """The known lines."""
     lines = ["=== BENCHMARK RESULTS ==="]
-    for name, records, seconds in (
-        ("Warmup", run.warmup, run.round_s[0]),
-        ("Query", run.query, run.query_s),
-    ):
+    for part, records, seconds in run.parts:
+        name = part.capitalize()
         lines += [
             f"{name} round mean TTFT: {mean_ttft(records):.3f}s",
             f"{name} round time: {seconds:.3f}s",
@@ -217,7 +215,7 @@ def missed_expectations(
 
 def write_tables(run: LongDocRun, folder: Path) -> None:
     """A line for each request: warmup_round.csv and query_round.csv."""
-    for name, records in (("warmup", run.warmup), ("query", run.query)):
+    for name, records, _ in run.parts:
         rows = [
             {**asdict(record), "ttft_time": record.request_start + max(0.0, record.ttft)}
             for record in records
@@ -235,10 +233,7 @@ def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
             "prompts": len(records),
             "successful": sum(record.successful for record in records),
         }
-        for name, records, seconds in (
-            ("warmup", run.warmup, run.round_s[0]),
-            ("query", run.query, run.query_s),
-        )
+        for name, records, seconds in run.parts
     }
     made: dict[str, Any] = {"model": run.model, "plan": plan, **parts, "round_s": run.round_s}
     if loss is not None:
@@ -250,7 +245,7 @@ def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
 
 def plot_rounds(run: LongDocRun, folder: Path, caption: str) -> None:
     """Draw warmup_round.png and query_round.png; the caption is the command."""
-    for name, records in (("warmup", run.warmup), ("query", run.query)):
+    for name, records, _ in run.parts:
         fine = [record for record in records if record.successful]
         times = (
             [record.request_start for record in fine],

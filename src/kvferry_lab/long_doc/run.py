@@ -150,6 +150,11 @@ class LongDocRun:
         return [record for record in self.records if record.round > 0]
 
     @property
+    def parts(self) -> list[tuple[str, list[Record], float]]:
+        """Warm-up and query round: name, requests, and seconds."""
+        return [("warmup", self.warmup, self.round_s[0]), ("query", self.query, self.query_s)]
+
+    @property
     def query_s(self) -> float:
         """The duration of the query round, in seconds."""
         return sum(self.round_s[1:])

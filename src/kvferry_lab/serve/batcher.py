@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from kvferry.cache import TieredCache
@@ -245,7 +246,7 @@ class Batcher:
             return 0
         page, wrong = self._model.config.page_tokens, 0
         prompt = read_prompt(new.prompt, page, b"", generation=self._cache.generation)
-        prompt = replace(prompt, queued=new.queued, queued_at=new.queued_at)
+        prompt = msgspec.structs.replace(prompt, queued=new.queued, queued_at=new.queued_at)
         hit = self._cache.retrieve(prompt, limit_tokens=len(new.prompt) - 1)
         try:
             loaded = hit.tokens // page

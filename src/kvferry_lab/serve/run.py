@@ -48,7 +48,8 @@ def _families(batcher: Batcher, cache: TieredCache | None) -> list[Family]:
     """The families of one batcher, as they are now."""
     made = [
         family_of(
-            f"kvferry_demo_{each.name.replace('late_s', 'late_seconds')}",
+            "kvferry_demo_",
+            each.name.replace("late_s", "late_seconds"),
             "counter",
             _TEXTS[each.name],
             getattr(batcher.counts, each.name),
@@ -56,11 +57,11 @@ def _families(batcher: Batcher, cache: TieredCache | None) -> list[Family]:
         for each in fields(batcher.counts)
     ]
     for name, value in (("running", batcher.running), ("waiting", batcher.waiting)):
-        made.append(
-            family_of(f"kvferry_demo_{name}", "gauge", f"Sequences that are {name}.", value)
-        )
+        made.append(family_of("kvferry_demo_", name, "gauge", f"Sequences that are {name}.", value))
     text = "Tokens of prompts that a tier can hold."
-    made.append(family_of("kvferry_demo_capacity_tokens", "gauge", text, _capacity(cache), "tier"))
+    made.append(
+        family_of("kvferry_demo_", "capacity_tokens", "gauge", text, _capacity(cache), "tier")
+    )
     return made
 
 

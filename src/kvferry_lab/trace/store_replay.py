@@ -26,7 +26,7 @@ from kvferry_lab.trace.replay import ReplayPoint, new_cache, point_of
 if TYPE_CHECKING:
     from kvferry.client.namespace import CacheNamespace
 
-__all__ = ["StoreReplay", "payload"]
+__all__ = ["StoreReplay", "payload", "replay_over_store"]
 
 _BATCH_BYTES = 64 << 20
 _ABSENT = (0, 1)  # of ChunkCache.states: never there, evicted
@@ -37,6 +37,19 @@ def payload(key: bytes, target: NDArray[np.uint8]) -> None:
     """Fill `target` with the bytes that belong to a key."""
     generator = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
     target[:] = np.frombuffer(generator.bytes(len(target)), np.uint8)
+
+
+def replay_over_store(
+    client: RedisClient,
+    trace: Trace,
+    policy: str,
+    capacity: int,
+    leaf_first: bool,
+    chunk_bytes: int,
+    progress: Callable[[int], object],
+) -> ReplayPoint:
+    """A `Replayer` over the store of a client."""
+    return StoreReplay(client, chunk_bytes).run(trace, policy, capacity, leaf_first, progress)
 
 
 class StoreReplay:

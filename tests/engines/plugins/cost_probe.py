@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvferry.cache.cost.load_or_compute import LoadModel
-from kvferry.cache.cost.patience import Account, Odds
+from kvferry.cache.cost.load_or_compute import Account, LoadModel, Odds
 from kvferry.cache.cost.prefill import PrefillModel
 
 

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvferry.cache.cost.patience import Place
+from kvferry.cache.cost.load_or_compute import Place
 from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.asking import Loaded, Plan, Wanted
 from kvferry.cache.load.loader import Load

@@ -28,8 +28,14 @@ from typing import NamedTuple
 from kvferry.base.errors import DeadlineExceeded, KVFerryError
 from kvferry.cache.cost.load_or_compute import UNSEEN
 from kvferry.cache.load.asking import Loaded, Wanted
-from kvferry.cache.load.flow import Flow, OthersBytes
-from kvferry.cache.load.wait_budget import NOTHING_KNOWN, Expected, RunningLoad, WaitBudget
+from kvferry.cache.load.wait_budget import (
+    NOTHING_KNOWN,
+    Expected,
+    Flow,
+    OthersBytes,
+    RunningLoad,
+    WaitBudget,
+)
 from kvferry.cache.load.window import ASSUMED_BYTES_S, PendingLoads, Window
 from kvferry.cache.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.cache.steps import Steps, Wait, finish

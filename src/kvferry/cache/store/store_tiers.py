@@ -73,7 +73,7 @@ class StoreTier:
             policy=eviction.eviction_policy,
             watermark=eviction.trigger_watermark,
             ratio=eviction.eviction_ratio,
-            evicted=lambda count: metrics.evicted(name, count),
+            evicted=lambda count: metrics.count("evicted_chunks", count, name),
         )
         newest = clearing.newest if clearing is not None else NewestMark(int)
         self.generations = StoreGenerations(name, connector, newest)
@@ -132,7 +132,8 @@ class StoreTier:
         if reason:
             self.metrics.shed(reason if reason in SHED_REASONS else "error", chunks)
         elif chunks:
-            self.metrics.stored(self.tier.name, size_bytes, took_s)
+            self.metrics.observe("store_seconds", took_s, self.tier.name)
+            self.metrics.count("store_bytes", size_bytes, self.tier.name)
         if self._coding is not None:
             self._coding.choose(self.tier.figures()["seen_bytes_s"])
 

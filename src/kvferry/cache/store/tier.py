@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from kvferry.base.errors import KVFerryError
-from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
-from kvferry.cache.cost.patience import WINS_MAX, Odds
+from kvferry.cache.cost.load_or_compute import UNSEEN, WINS_MAX, FirstByte, LoadModel, Odds
 from kvferry.cache.steps import Polled, Steps, Wait, finish
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.store_answers import (

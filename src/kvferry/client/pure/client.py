@@ -19,6 +19,7 @@ between the socket and the caller's memory. Clusters and Sentinels are for `kvfe
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -28,10 +29,18 @@ from typing import Any, Self, cast
 
 from kvferry.base.errors import BadBufferError, ClosedError, ConfigError, ServerError
 from kvferry.client import buffers as _buffers
-from kvferry.client.batch import BatchResult, Status, only
+from kvferry.client.batch import (
+    LIMIT_S_MAX,
+    BatchResult,
+    Operation,
+    Status,
+    Verb,
+    checked_timeout,
+    only,
+    ttl_ms,
+)
 from kvferry.client.buffers import BufferLike
 from kvferry.client.methods import KeyMethods
-from kvferry.client.operation import LIMIT_S_MAX, Operation, Verb, checked_timeout, ttl_ms
 from kvferry.client.pure.batch import (
     GET_WINDOW_BYTES,
     Batch,
@@ -39,13 +48,16 @@ from kvferry.client.pure.batch import (
     CountBatch,
     GetBatch,
     SetBatch,
+    exchange,
 )
-from kvferry.client.pure.connection import ReplyTimedOut
-from kvferry.client.pure.dial import DialRefused
-from kvferry.client.pure.node import PureNode
+from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
+from kvferry.client.pure.dial import Backoff, DialRefused, dial
+from kvferry.client.pure.resp import ProtocolError
 from kvferry.config import ClientConfig
 
 __all__ = ["PureRedisClient"]
+
+_log = logging.getLogger("kvferry.client.pure.client")
 
 _CLOSE_WAIT_S = 1.0
 _COUNTING = {Verb.EXISTS: b"EXISTS", Verb.TOUCH: b"TOUCH", Verb.DELETE: b"DEL"}
@@ -90,16 +102,17 @@ class PureRedisClient(KeyMethods):
         return client
 
     def _start(self, config: ClientConfig) -> None:
+        self.config, self._closed = config, False
         if config.topology != "standalone":
             raise ConfigError(
                 f"topology={config.topology}: the pure client speaks to one server; "
                 "use kvferry.RedisClient"
             )
-        self.config = config
-        self._lock = threading.Lock()  # held while a batch uses the connections
+        self._lock = threading.Lock()  # held while a batch uses the connection
         self._stats = dict.fromkeys(_COUNTERS, 0)
-        self._node = PureNode(config, self._stats)
-        self._closed = False
+        self._connection: Connection | None = None
+        self._refusal = ""  # what was said of the server last, until it connects
+        self._backoff = Backoff(config.tuning.reconnect_min_s, config.tuning.reconnect_max_s)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -178,10 +191,11 @@ class PureRedisClient(KeyMethods):
     def close(self) -> None:
         """End the connections; a batch in another thread ends as CANCELLED. Idempotent."""
         self._closed = True
-        self._node.abort()
+        if (connection := self._connection) is not None:
+            connection.abort()
         if self._lock.acquire(timeout=_CLOSE_WAIT_S):  # else its holder will clean up
             try:
-                self._node.disconnect()
+                self._disconnect()
             finally:
                 self._lock.release()
 
@@ -195,7 +209,7 @@ class PureRedisClient(KeyMethods):
                 self._run(batch, started + limit_s)
             finally:
                 if self._closed:
-                    self._node.disconnect()
+                    self._disconnect()
                 self._lock.release()
         else:
             batch.finish(Status.TIMEOUT, f"other batches used the connection for {limit_s:g} s")
@@ -206,12 +220,87 @@ class PureRedisClient(KeyMethods):
 
     def _run(self, batch: Batch, deadline: float) -> None:
         try:
-            self._node.run(batch, deadline)
+            self._ask(batch, deadline)
         except DialRefused as error:
             batch.finish(Status.UNAVAILABLE, str(error), error.kind)
         except ReplyTimedOut as error:
             batch.finish(Status.TIMEOUT, str(error))
         batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)
+
+    def _ask(self, batch: Batch, deadline: float) -> None:
+        """Ask for every key that has no outcome; afterwards all up to the batch's end have one.
+
+        Raises:
+            DialRefused: The server is away, or refuses us.
+            ReplyTimedOut: The deadline passed, or the server stalled.
+        """
+        tries = 0
+        while not self._closed and (todo := batch.pending()):
+            if time.monotonic() >= deadline:
+                raise ReplyTimedOut("the deadline passed")
+            try:
+                connection = self._connect(deadline)
+                exchange(batch, connection, deadline)
+            except DialRefused:
+                raise
+            except (Disconnected, ProtocolError) as error:
+                self._disconnect(str(error))
+                tries = tries + 1 if len(batch.pending()) == len(todo) else 1
+                if tries >= self.config.tuning.attempts_max and not self._closed:
+                    raise DialRefused(str(error), error.kind) from error
+            except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
+                self._disconnect(str(error) if isinstance(error, ReplyTimedOut) else "interrupted")
+                raise
+            else:
+                if connection.worn_out:
+                    self._disconnect("the server asked for a new connection")
+                return
+
+    def _connect(self, deadline: float) -> Connection:
+        """The connection, ready for a request.
+
+        Raises:
+            DialRefused, ReplyTimedOut: There is none to be had.
+        """
+        if self._connection is not None:
+            if self._connection.is_clean():
+                return self._connection
+            self._disconnect("it ended while idle, or its time was over")
+        self._backoff.check()
+        try:
+            self._connection = dial(self.config, deadline)
+        except (DialRefused, ReplyTimedOut) as error:
+            self._stats["connect_failures"] += 1
+            self._backoff.failed(
+                error if isinstance(error, DialRefused) else DialRefused(str(error))
+            )
+            if str(error) != self._refusal:  # once, however often it is tried
+                text = str(error)
+                here = self.config.address
+                _log.warning("%s", text if here in text else f"{here}: {text}")
+            self._refusal = str(error)
+            raise
+        self._refusal = ""
+        self._stats["connects"] += 1
+        self._backoff.reset()
+        _log.info("connected to %s", self.config.address)
+        return self._connection
+
+    def _disconnect(self, why: str | None = None) -> None:
+        """End the connection, if there is one.
+
+        `why`: it is of no use any more, and may owe answers: it is reset. ``None``: it is closed,
+        by a client that is done, or by a forked child that has a copy.
+        """
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if why is None:
+            connection.close()
+            return
+        connection.reset()
+        self._stats["disconnects"] += 1
+        _log.info("closed the connection to %s: %s", self.config.address, why)
 
     def _count(self, result: BatchResult) -> None:
         self._stats["batches"] += 1
@@ -220,10 +309,10 @@ class PureRedisClient(KeyMethods):
             self._stats[status.name.lower()] += result.count(status)
 
     def _after_fork(self) -> None:
-        # In the child: the lock may be held by a thread that is not here, and the connections
-        # belong to the parent; closing our descriptors of them leaves the parent's alone.
+        # In the child: the lock may be held by a thread that is not here, and the connection
+        # belongs to the parent; closing our descriptor of it leaves the parent's alone.
         self._lock = threading.Lock()
-        self._node.disconnect()
+        self._disconnect()
 
 
 _clients: weakref.WeakSet[PureRedisClient] = weakref.WeakSet()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvferry.base.errors import CapacityError, ClosedError, UsageError
-from kvferry.client.batch import BatchResult, Status
+from kvferry.client.batch import BatchResult, Operation, Status, ValueFrame, Verb
 from kvferry.client.buffers import (
     BufferLike,
     Key,
@@ -29,7 +29,6 @@ from kvferry.client.buffers import (
     readable,
     writable,
 )
-from kvferry.client.operation import Operation, ValueFrame, Verb
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.names import ChunkNames

@@ -28,9 +28,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from kvferry.client.batch import Status
+from kvferry.client.batch import Status, Verb
 from kvferry.client.buffers import BufferLike, Key
-from kvferry.client.operation import Verb
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.batches import Batches, FinishedBatch
 

@@ -35,9 +35,8 @@ from lmcache.v1.platform import create_event_notifier
 
 from kvferry.base.errors import ConfigError, KVFerryError
 from kvferry.base.threads import Guarded, noticed
-from kvferry.client.batch import Status
+from kvferry.client.batch import Status, Verb
 from kvferry.client.commands import information, primaries, sparing
-from kvferry.client.operation import Verb
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.config.integrations import LmcacheSettings

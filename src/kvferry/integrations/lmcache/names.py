@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from operator import methodcaller
 
 from kvferry.chunks.keys import describe_identity, identity_digest
+from kvferry.client.batch import ValueFrame
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
-from kvferry.client.operation import ValueFrame
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.connectors.serde import CODECS
 

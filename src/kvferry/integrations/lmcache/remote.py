@@ -41,10 +41,9 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from kvferry.base.errors import ConfigError, KVFerryError, UsageError
 from kvferry.client.aio import AsyncRedisClient
-from kvferry.client.batch import BatchResult, Status
+from kvferry.client.batch import BatchResult, Operation, Status, Verb
 from kvferry.client.buffers import Key
 from kvferry.client.commands import key_pages, primaries
-from kvferry.client.operation import Operation, Verb
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.names import ChunkNames
 

@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Reply)
 _log = logging.getLogger("kvferry.server.client")
 
 # The server answers at the end of the time that it was given, or within its slack of 0.1 s
-# (`_SLACK_S` and `_LOOK_S` in loop/dispatch.py) behind it.
+# (`_SLACK_S` and `_LOOK_S` in `kvferry.server.dispatch`) behind it.
 _GRACE_S = 0.25
 # How often it is looked whether a server that was asked for a sign of life has given one.
 _CHECK_S = 0.02

@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.results import Lookup, Stored
 from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import CacheMetrics
+from kvferry.metrics.cache import FROM_OTHERS
 from kvferry.metrics.deltas import MetricDeltas
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.protocol import Counted, Speed
 
 __all__ = ["SHOWN", "EngineFeedback"]
 
-_OF_ENGINE = ("kvferry_ttft_share", "kvferry_memory_seconds", "kvferry_memory_bytes")
 # The families that an engine can show; the server has the others.
 SHOWN = (
     *("kvferry_tokens_requested", "kvferry_tokens_hit", "kvferry_bytes_hit"),
     *("kvferry_missed_chunks", "kvferry_lookup_seconds", "kvferry_retrieve_seconds"),
-    *("kvferry_shed_chunks", *_OF_ENGINE),
+    *("kvferry_shed_chunks", *FROM_OTHERS),
 )
 
 # How often the server is told, and by which change of the speed at least.
@@ -64,7 +63,7 @@ class EngineFeedback:
         self._sessions = sessions
         self._chunk_bytes = chunk_bytes
         self._clock = clock
-        self._deltas = MetricDeltas(self.metrics, only=_OF_ENGINE)
+        self._deltas = MetricDeltas(self.metrics, only=FROM_OTHERS, begin=False)
         self._told: tuple[int, Coefficients] | None = None  # in which session
         self._tell_at = 0.0
 
@@ -87,7 +86,7 @@ class EngineFeedback:
         self._tell_at = now + _TELL_EVERY_S
         if self._is_news(session.number):
             self._tell_speed(session.number)
-        if deltas := _grown(self._deltas.take()):
+        if deltas := self._deltas.take():
             told = deltas.get("counters", {}), deltas.get("histograms", {})
             self._sessions.unwaited.add(Counted, session.number, *told)
 
@@ -131,21 +130,3 @@ class EngineFeedback:
             self.metrics.copied("in", stored.chunks * self._chunk_bytes, took_s)
         if stored.shed:
             self.metrics.shed("pool_full", stored.shed)
-
-
-def _grown(told: dict[str, Any]) -> dict[str, Any]:
-    """Without the series that have not grown, and are there because they exist."""
-    found = {}
-    for kind, families in told.items():
-        left = {name: of for name, labels in families.items() if (of := _news(labels))}
-        if left:
-            found[kind] = left
-    return found
-
-
-def _news(labels: dict[str, Any]) -> dict[str, Any]:
-    return {label: value for label, value in labels.items() if _any(value)}
-
-
-def _any(value: Any) -> bool:
-    return sum(value[1]) > 0 if isinstance(value, list) else value > 0

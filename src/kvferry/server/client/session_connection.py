@@ -4,24 +4,22 @@ It tells three things apart: the server is not there, it is there, and what is t
 server that dies closes its sockets, which the kernel does for it: `Gone` is raised within
 milliseconds. `greet` uses such a connection once, before there is an identity to register with.
 
-Threads: one, that of the session. A `Wake` may be called by any.
+Threads: one, that of the session.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import time
-from contextlib import suppress
 from typing import TypeVar
 
 from kvferry.base.shown import in_line
-from kvferry.rpc.channel import Broken, Channel, NoServer, new_id
+from kvferry.rpc.channel import Broken, Channel, NoServer, Wake, new_id
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.counters import Counters, read_reply
 from kvferry.server.protocol import Failure, Hello, Reply, Request, Welcome, encode
 
-__all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake", "greet"]
+__all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "greet"]
 
 T = TypeVar("T", bound=Reply)
 
@@ -45,42 +43,6 @@ class ServerRefused(Exception):
 
 class Stopped(Exception):
     """The client is being closed."""
-
-
-class Wake:
-    """Ends somebody's wait from any thread, and also from a destructor: it takes no lock.
-
-    Attributes:
-        fd: Readable when somebody has called.
-        stopped: Every wait ends from now on.
-    """
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.stopped = False
-
-    def __call__(self) -> None:
-        os.eventfd_write(self.fd, 1)
-
-    def stop(self) -> None:
-        """End every wait, now and from now on."""
-        self.stopped = True
-        self()
-
-    def sleep(self, limit_s: float) -> None:
-        """Wait for that long, or until `stop`."""
-        until = time.monotonic() + limit_s
-        while not self.stopped and (left_s := until - time.monotonic()) > 0:
-            if select.select([self.fd], [], [], left_s)[0]:
-                self.clear()
-
-    def clear(self) -> None:
-        """Forget the calls up to now."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-
-    def __del__(self) -> None:  # no sooner: a number that is closed is soon somebody else's file
-        os.close(self.fd)
 
 
 class ServerControl:

@@ -27,7 +27,7 @@ from typing import Any
 from kvferry.base.shown import in_line
 from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
-from kvferry.rpc.channel import new_id
+from kvferry.rpc.channel import Wake, new_id
 from kvferry.rpc.link import ServerLink
 from kvferry.server.client.attachment import ClientSession, begin, unregister
 from kvferry.server.client.counters import Counters, read_reply
@@ -37,7 +37,6 @@ from kvferry.server.client.session_connection import (
     ServerRefused,
     Silent,
     Stopped,
-    Wake,
 )
 from kvferry.server.protocol import (
     Abort,

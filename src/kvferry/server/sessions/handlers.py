@@ -24,7 +24,7 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.prompt import Prompt
 from kvferry.config.server import ServerConfig
 from kvferry.server import protocol as p
-from kvferry.server.loop.dispatch import Later, RequestRefused
+from kvferry.server.dispatch import Later, RequestRefused
 from kvferry.server.memory.pools import page_index
 from kvferry.server.sessions.registry import Registry
 from kvferry.server.sessions.sessions import (

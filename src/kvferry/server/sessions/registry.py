@@ -20,7 +20,7 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
 from kvferry.server import protocol as p
-from kvferry.server.loop.dispatch import RequestRefused
+from kvferry.server.dispatch import RequestRefused
 from kvferry.server.memory.pools import Pools
 from kvferry.server.sessions.sessions import SESSIONS_MAX, Sessions
 from kvferry.server.sessions.shard import IdentityShard, Loop, identity_of

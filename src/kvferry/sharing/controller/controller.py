@@ -10,15 +10,13 @@ Where the settings name a tokenizer, prompts may be texts (`Tokenizer`).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 from array import array
 
-from kvferry.base.errors import ConfigError
+from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.base.local_secret import local_secret
-from kvferry.base.threads import Guarded
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.sharing.controller.jobs import Jobs
@@ -30,8 +28,6 @@ from kvferry.sharing.controller.quotas import Quotas
 from kvferry.sharing.controller.shared_directory import SharedDirectory
 
 __all__ = ["Controller", "Tokenizer"]
-
-_STOP_TIMEOUT_S = 5.0
 
 
 class Controller:
@@ -77,9 +73,6 @@ class Controller:
             parts = (self.members, self.jobs, self.quotas)
             self.shared = SharedDirectory(store, config.tuning.heartbeat_s, *parts)
         self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def ports(self) -> dict[str, int]:
@@ -99,37 +92,18 @@ class Controller:
         """
         if self.shared is not None:
             self.shared.start()
-        ready = threading.Event()
-        failed: list[Exception] = []
-        self._thread = Guarded(
-            lambda: asyncio.run(self._run(ready, failed)), "controller", errand=True
-        )
-        self._thread.start()
-        ready.wait()
-        if failed:
-            raise failed[0]
-
-    async def _run(self, ready: threading.Event, failed: list[Exception]) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         try:
-            await self._ports.open()
-        except Exception as error:  # `start` raises it
-            failed.append(error)
-            return
-        finally:
-            ready.set()
-        await self._ending.wait()
-        await self._ports.close()
+            self._ports.open()
+        except UnavailableError:
+            if self.shared is not None:
+                self.shared.stop()
+            raise
 
     def stop(self) -> None:
         """End all connections, and the thread."""
         if self.shared is not None:
             self.shared.stop()
-        if self._thread is None or self._loop is None or self._ending is None:
-            return
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(_STOP_TIMEOUT_S)
+        self._ports.close()
 
 
 class Tokenizer:

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvferry.rpc.link import encode
 from kvferry.sharing.controller.members import Change, Key, Member
-from kvferry.sharing.membership.messages import Begin, Synced, encoded
+from kvferry.sharing.membership.messages import Begin, Synced
 
 __all__ = ["PIECE_BYTES", "PREFIX", "MemberLogs", "RedisCommand", "entry_id", "log_name"]
 
@@ -202,7 +203,7 @@ class MemberLogs:
         return log
 
     def _write(self, key: Key, incarnation: bytes, change: Change) -> int:
-        name, raw = log_name(key, incarnation), encoded(change)
+        name, raw = log_name(key, incarnation), encode(change)
         for piece, at in enumerate(range(0, len(raw), PIECE_BYTES)):
             cut = raw[at : at + PIECE_BYTES]
             kind = b"end" if at + PIECE_BYTES >= len(raw) else b"more"

@@ -8,8 +8,7 @@ the controller itself did not run.
 Every message names the incarnation of its sender. What an older one says counts for nothing.
 
 Where there is no room for a newcomer, the origin that has most members makes room for one that has
-less. An origin is the address that a member comes from, and of IPv6 its network of 64 bits, which
-is what one host has to choose from. So nobody fills the table for all, and one host alone may have
+less; see `kvferry.rpc.listener`. So nobody fills the table for all, and one host alone may have
 all of it.
 
 Members say with their registration which clears for everybody they have heard of. The newest mark
@@ -21,11 +20,10 @@ Threads: any; a call waits for others while they look something up, not while th
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -34,6 +32,7 @@ from msgspec.structs import replace
 from kvferry import _native
 from kvferry.base.errors import CapacityError, UsageError
 from kvferry.chunks.generation import Mark
+from kvferry.rpc.listener import greediest, origin_of
 from kvferry.sharing.controller.journal import Journal
 from kvferry.sharing.controller.traffic import Traffic
 from kvferry.sharing.membership.messages import (
@@ -52,7 +51,7 @@ from kvferry.sharing.membership.messages import (
     whole,
 )
 
-__all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members", "greediest", "origin_of"]
+__all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members"]
 
 Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
@@ -61,25 +60,6 @@ _DEAD_KEPT = 1000  # members
 _AHEAD_MAX_S = 86_400.0  # that the clock of a member may be ahead
 _SEATS_MAX = 16  # identities of one process
 _MARKS_MAX = 4096  # identities
-_NETWORK_BYTES = 8  # of an IPv6 address
-
-
-def origin_of(host: str) -> str:
-    """The origin of an address as the system has it; see the module."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.version == 4:
-        return str(address)
-    return str(address.ipv4_mapped or address.packed[:_NETWORK_BYTES].hex())
-
-
-def greediest(held: Iterable[str], newcomer: str) -> str | None:
-    """The origin that has to make room for a newcomer's; None: no other one has more."""
-    counts = Counter(held)
-    origin, most = counts.most_common(1)[0]
-    return origin if counts[newcomer] + 1 < most else None
 
 
 @dataclass

@@ -1,32 +1,34 @@
-"""The connections of instances: three ports, one loop, limits on everything.
+"""The connections of instances: three ports, one thread, limits on everything.
 
-Whoever connects is sent a challenge and has a few seconds to answer it. A message that is too long,
-malformed, or of another port ends its connection, with one word about why. Messages that change
-much of the index are taken in a thread, so that heartbeats are heard meanwhile.
+Whoever connects is sent a challenge and has a few seconds to answer it. A message that is
+malformed, or of another port, ends its connection, with one word about why. Messages that change
+much of the index are taken in other threads, so that heartbeats are heard meanwhile.
 
-Threads: the loop that called `open`.
+Threads: any for `open` and `close`; one of its own for all else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.shown import reason_of
-from kvferry.base.threads import noticed
 from kvferry.config.controller import ControllerConfig
+from kvferry.rpc.link import encode
+from kvferry.rpc.listener import Listener, ServedConnection
+from kvferry.rpc.service import Handled, HungUp, Service
+from kvferry.rpc.zmtp import MESSAGE_BYTES_MAX
 from kvferry.sharing.controller.jobs import Jobs
-from kvferry.sharing.controller.members import Key, Members, greediest, origin_of
+from kvferry.sharing.controller.members import Change, Key, Members
 from kvferry.sharing.controller.quotas import Quotas
 from kvferry.sharing.controller.shared_directory import SharedDirectory
-from kvferry.sharing.membership.framing import HEAD, NONCE_BYTES, OTHER_SECRET, frame, proof
+from kvferry.sharing.membership.controller_link import NONCE_BYTES, OTHER_SECRET, proof
 from kvferry.sharing.membership.messages import (
-    MESSAGE_BYTES_MAX,
     VERSION,
     Beat,
     Begin,
@@ -54,28 +56,27 @@ from kvferry.sharing.membership.messages import (
 
 __all__ = ["Ports"]
 
-_log = logging.getLogger("kvferry.controller")
-
 _HELLO_TIMEOUT_S = 5.0
-_UNMET_MAX = 256  # connections that have not said who they are; the oldest makes room for a new one
+_UNMET_MAX = 256  # connections that have not said who they are
 _IDLE_TIMEOUT_S = 15.0  # of the ports that answer
-_WRITE_TIMEOUT_S = 5.0
-_TICK_S = 0.25
 _HELLO_BYTES_MAX = 4096
 _SMALL_HASHES_BYTES_MAX = 16 << 10  # of a change that is taken in the loop; more: in a thread
-_BUFFER_BYTES = 1 << 18
+_THREADS = 8  # for changes that take longer
 _UNKNOWN = InstanceRefused("unknown", "this incarnation is not registered")
 
-Answer = Callable[["_Peer", Message], Awaitable["Message | None"]]
+# What is answered, None: nothing; or work that comes to it.
+_Work: TypeAlias = Callable[[], Message | None]
 
 
 class _Peer:
-    """Who is at the other end of a connection."""
+    """Who is at the other end of a connection, of which port, and when it was heard last."""
 
     def __init__(self, hello: InstanceHello, host: str) -> None:
         self.key: Key = (hello.instance, hello.rank)
         self.incarnation = hello.incarnation
+        self.port = hello.port
         self.host = host
+        self.heard = time.monotonic()
 
 
 class Ports:
@@ -90,7 +91,6 @@ class Ports:
 
     Attributes:
         ports: Where it listens, by name, after `open`.
-        counts: Connections now, refusals and messages so far.
     """
 
     def __init__(
@@ -106,76 +106,66 @@ class Ports:
         self._jobs = jobs
         self._quotas = quotas
         self._shared = shared
-        self._servers: list[asyncio.Server] = []
-        self._tasks: dict[asyncio.Task[None], str] = {}  # with their origins, the oldest first
-        self._unmet: dict[
-            asyncio.Task[None] | None, None
-        ] = {}  # those of strangers, the oldest first
-        self._ticking: asyncio.Task[None] | None = None
+        self._answers: dict[str, Callable[[_Peer, Message], Message | _Work | None]] = {
+            "pull": self._pull,
+            "reply": self._reply,
+            "heartbeat": self._heartbeat,
+        }
+        limits = (_HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S, config.tuning.connections_max, _UNMET_MAX)
+        self._listener = Listener(*limits, self._challenge)
+        self._service = Service(self._listener, self._handle, "controller", _THREADS, self._tick)
         self.ports: dict[str, int] = {}
-        self.counts = {"connections": 0, "refused": 0, "messages": 0}
+        self._peers: set[ServedConnection] = set()
+        self._refused = self._messages = 0
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Listen.
 
         Raises:
             UnavailableError: A port is taken; the text says which.
         """
-        answers: dict[str, Answer] = {
-            "pull": self._pull,
-            "reply": self._reply,
-            "heartbeat": self._heartbeat,
-        }
-        for name, answer in answers.items():
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        for name in self._answers:
             port = self._config.monitor_ports[name]
             try:
-                server = await asyncio.start_server(
-                    self._serving(name, answer),
-                    self._config.host,
-                    port,
-                    backlog=512,
-                    limit=_BUFFER_BYTES,
-                )
+                endpoint = self._listener.listen(f"tcp://{host}:{port}")
             except OSError as error:
-                await self.close()
-                reason = reason_of(error)
-            else:
-                self._servers.append(server)
-                self.ports[name] = server.sockets[0].getsockname()[1]
-                continue
-            raise UnavailableError(
-                f"cannot listen at {self._config.host} port {port} ({name}): {reason}; choose "
-                "others with --monitor-ports"
-            )
-        self._ticking = asyncio.create_task(self._tick())
+                self.close()
+                raise UnavailableError(
+                    f"cannot listen at {self._config.host} port {port} ({name}): "
+                    f"{reason_of(error)}; choose others with --monitor-ports"
+                ) from None
+            self.ports[name] = int(endpoint.rpartition(":")[2])
+        self._service.start()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End all connections."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-        for server in self._servers:
-            for listener in server.sockets:
-                asyncio.get_running_loop().remove_reader(listener.fileno())
-        await _turns()  # what was accepted begins to be served: a closed server would lose it
-        for server in self._servers:
-            server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await _turns()  # connections that were aborted end in the next rounds of the loop
+        self._service.close()
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            try:
-                self._jobs.tick()
-                if self._shared is not None:
-                    self._shared.tick()
-                for key, seats in self._members.tick():
-                    self._gone(key)
-                    await asyncio.to_thread(self._members.drop, seats)
-            except Exception as error:
-                noticed("controller", error)
+    @property
+    def counts(self) -> dict[str, int]:
+        """Connections now, refusals and messages so far."""
+        return {
+            "connections": self._listener.connections,
+            "refused": self._listener.refused + self._refused,
+            "messages": self._messages,
+        }
+
+    def _tick(self) -> None:
+        self._jobs.tick()
+        if self._shared is not None:
+            self._shared.tick()
+        for key, seats in self._members.tick():
+            self._gone(key)
+            self._service.background(partial(self._members.drop, seats))
+        # A silent pull port is a cache in which nothing changes.
+        idle_s = max(_IDLE_TIMEOUT_S, 3 * self._config.tuning.heartbeat_s)
+        silent_since = time.monotonic() - idle_s
+        for connection in list(self._peers):
+            if connection.socket.fileno() < 0:
+                self._peers.discard(connection)
+            elif connection.about.port != "pull" and connection.about.heard < silent_since:
+                self._listener.drop(connection, "it is silent")
 
     def _gone(self, key: Key) -> None:
         self._jobs.gone(key)
@@ -184,130 +174,82 @@ class Ports:
 
     # --- Connections ---
 
-    def _serving(
-        self, name: str, answer: Answer
-    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            origin = origin_of(str((writer.get_extra_info("peername") or [""])[0]))
-            if len(self._tasks) >= self._config.tuning.connections_max:
-                self.counts["refused"] += 1
-                if not self._make_room(origin):
-                    writer.transport.abort()
-                    return
-            if len(self._unmet) >= _UNMET_MAX:
-                self.counts["refused"] += 1
-                oldest = next(iter(self._unmet))
-                del self._unmet[oldest]
-                if oldest is not None:
-                    oldest.cancel()
-            self._tasks[task] = origin
-            self._unmet[task] = None
-            self.counts["connections"] = len(self._tasks)
-            try:
-                await self._talk(name, answer, reader, writer)
-            except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                pass  # it is gone
-            except asyncio.CancelledError:
-                pass  # the controller ends, or there are too many strangers
-            except Exception as error:
-                noticed("controller", error)
-            finally:
-                self._tasks.pop(task, None)
-                self._unmet.pop(task, None)
-                self.counts["connections"] = len(self._tasks)
-                writer.transport.abort()
+    def _challenge(self, connection: ServedConnection) -> bytes:
+        connection.about = secrets.token_bytes(NONCE_BYTES)
+        connection.wire.size_bytes_max = _HELLO_BYTES_MAX
+        return encode(Challenge(VERSION, connection.about))
 
-        return serve
+    def _handle(self, connection: ServedConnection, body: bytes | memoryview) -> Handled:
+        def answer() -> Message | _Work | None:
+            message, peer = decoded(body), connection.about
+            if not isinstance(peer, _Peer):
+                return self._meet(connection, peer, message)
+            self._messages += 1
+            peer.heard = time.monotonic()
+            return self._answers[peer.port](peer, message)
 
-    def _make_room(self, newcomer: str) -> bool:
-        """End a connection of the origin that has most; False: no other origin has more."""
-        origin = greediest(self._tasks.values(), newcomer)
-        if origin is None:
-            return False
-        last = next(one for one in reversed(self._tasks) if self._tasks[one] == origin)
-        del self._tasks[last]
-        last.cancel()
-        return True
+        return self._said(answer)
 
-    async def _talk(
-        self,
-        name: str,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def _said(self, answer: Callable[[], Message | _Work | None]) -> Handled:
+        """What goes to the instance."""
         try:
-            peer = await self._met(name, reader, writer)
-            self._unmet.pop(asyncio.current_task(), None)
-            # A silent pull port is a cache in which nothing changes.
-            idle_s = (
-                None
-                if name == "pull"
-                else max(_IDLE_TIMEOUT_S, 3 * self._config.tuning.heartbeat_s)
-            )
-            while peer is not None:
-                message = await _received(reader, idle_s, MESSAGE_BYTES_MAX)
-                self.counts["messages"] += 1
-                said = await answer(peer, message)
-                if said is not None:
-                    await _sent(writer, said)
-                    if isinstance(said, InstanceRefused):
-                        break
+            said = answer()
         except (Malformed, KVFerryError) as error:
-            self.counts["refused"] += 1
-            await _sent(writer, InstanceRefused("malformed", str(error)))
+            self._refused += 1
+            said = InstanceRefused("malformed", str(error))
+        if isinstance(said, InstanceRefused):
+            raise HungUp(said.text, encode(said))
+        if callable(said):
+            return partial(self._said, said)  # type: ignore[return-value]
+        return None if said is None else encode(said)
 
-    async def _met(
-        self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> _Peer | None:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        await _sent(writer, Challenge(VERSION, nonce))
-        hello = await _received(reader, _HELLO_TIMEOUT_S, _HELLO_BYTES_MAX)
-        if not isinstance(hello, InstanceHello) or hello.port != name:
-            raise Malformed(f"a connection to {name} begins with hello")
+    def _meet(self, connection: ServedConnection, nonce: bytes, hello: Message) -> Message:
+        port = connection.socket.getsockname()[1]
+        if not isinstance(hello, InstanceHello) or self.ports.get(hello.port) != port:
+            raise Malformed("a connection begins with hello, to the port where it is")
         if hello.version != VERSION:
             raise Malformed(f"this controller speaks version {VERSION}")
         secret, nonces = self._config.secret or "", nonce + hello.nonce
-        at = writer.get_extra_info("sockname")
+        at = connection.socket.getsockname()
         if not hmac.compare_digest(hello.proof, proof(secret, "instance", nonces, hello, at)):
-            self.counts["refused"] += 1
-            await _sent(writer, InstanceRefused("secret", OTHER_SECRET))
-            return None
-        peer = _Peer(hello, str(writer.get_extra_info("peername")[0]))
+            self._refused += 1
+            return InstanceRefused("secret", OTHER_SECRET)
+        peer = _Peer(hello, connection.host)
         seq: int | None = 0
-        if name != "reply":
+        if hello.port != "reply":
             seq = self._members.counted(peer.key, peer.incarnation)
         if seq is None:
-            await _sent(writer, _UNKNOWN)
-            return None
-        await _sent(writer, InstanceWelcome(proof(secret, "controller", nonces, hello, at), seq))
-        return peer
+            return _UNKNOWN
+        connection.about, connection.wire.size_bytes_max = peer, MESSAGE_BYTES_MAX
+        self._peers.add(connection)
+        self._listener.met(connection)
+        return InstanceWelcome(proof(secret, "controller", nonces, hello, at), seq)
 
     # --- What instances say ---
 
-    async def _pull(self, peer: _Peer, message: Message) -> Message | None:
-        if not isinstance(message, Update | Begin | SnapshotPart | End | Synced):
-            raise Malformed(f"{type(message).__name__} does not belong to pull")
-        large = isinstance(message, Begin | End | Synced) or (
-            isinstance(message, Update)
-            and len(message.added) + len(message.removed) > _SMALL_HASHES_BYTES_MAX
-        )
-        large = large or (
-            isinstance(message, SnapshotPart) and len(message.hashes) > _SMALL_HASHES_BYTES_MAX
-        )
-        change = self._members.change
-        if large:
-            known = await asyncio.to_thread(change, peer.key, peer.incarnation, message)
-        else:
-            known = change(peer.key, peer.incarnation, message)
+    def _pull(self, peer: _Peer, message: Message) -> Message | _Work | None:
+        size = 0
+        match message:
+            case Update():
+                size = len(message.added) + len(message.removed)
+            case SnapshotPart():
+                size = len(message.hashes)
+            case Begin() | End() | Synced():
+                size = _SMALL_HASHES_BYTES_MAX + 1
+            case _:
+                raise Malformed(f"{type(message).__name__} does not belong to pull")
+        if size > _SMALL_HASHES_BYTES_MAX:
+            return partial(self._changed, peer, message)
+        return self._changed(peer, message)
+
+    def _changed(self, peer: _Peer, message: Change) -> Message | None:
+        known = self._members.change(peer.key, peer.incarnation, message)
         member = self._members.find(peer.key, peer.incarnation)
         if self._shared is not None and member is not None:
             self._shared.changed(member, message)
         return None if known else _UNKNOWN
 
-    async def _reply(self, peer: _Peer, message: Message) -> Message | None:
+    def _reply(self, peer: _Peer, message: Message) -> Message | _Work:
         if isinstance(message, RegisterInstance):
             gone = self._members.register(peer.key, peer.incarnation, peer.host, message)
             if isinstance(gone, InstanceRefused):
@@ -318,19 +260,22 @@ class Ports:
                 self._shared.registered(member)
             if gone:
                 self._jobs.gone(peer.key)
-                await asyncio.to_thread(self._members.drop, gone)
-            beat_s = self._config.tuning.heartbeat_s
-            return InstanceRegistered(f":{self.ports['heartbeat']}", beat_s)
+            heartbeat = f":{self.ports['heartbeat']}"
+            registered = InstanceRegistered(heartbeat, self._config.tuning.heartbeat_s)
+            return partial(self._dropped, gone, registered) if gone else registered
         if isinstance(message, Leave):
             known = self._members.find(peer.key, peer.incarnation)
             gone = self._members.leave(peer.key, peer.incarnation)
             if known is not None:
                 self._gone(peer.key)
-            await asyncio.to_thread(self._members.drop, gone)
-            return CommandDone()
+            return partial(self._dropped, gone, CommandDone())
         if isinstance(message, Locate):
             return self._located(peer, message)
         raise Malformed(f"{type(message).__name__} does not belong to reply")
+
+    def _dropped(self, seats: list[int], answer: Message) -> Message:
+        self._members.drop(seats)
+        return answer
 
     def _located(self, peer: _Peer, message: Locate) -> Located:
         holders = []
@@ -353,7 +298,7 @@ class Ports:
                 break
         return Located(tuple(holders))
 
-    async def _heartbeat(self, peer: _Peer, message: Message) -> Message | None:
+    def _heartbeat(self, peer: _Peer, message: Message) -> Message | None:
         if not isinstance(message, Beat):
             raise Malformed(f"{type(message).__name__} does not belong to heartbeat")
         resync = self._members.beat(peer.key, peer.incarnation, message.usage, message.work)
@@ -369,26 +314,3 @@ class Ports:
         commands, quotas = self._jobs.commands(peer.key), self._quotas.of(peer.key[0])
         renewed = self._members.renewed(peer.key)
         return Pulse(seq, resync, commands, peers, number, quotas, renewed)
-
-
-async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:
-    async with asyncio.timeout(idle_s):
-        head = await reader.readexactly(HEAD.size)
-    (size,) = HEAD.unpack(head)
-    if size > size_max:
-        raise Malformed(f"a message of {size} bytes")
-    async with asyncio.timeout(_HELLO_TIMEOUT_S):
-        return decoded(await reader.readexactly(size))
-
-
-async def _turns() -> None:
-    """Let tasks begin, and what was aborted end."""
-    for _ in range(4):
-        await asyncio.sleep(0)
-
-
-async def _sent(writer: asyncio.StreamWriter, message: object) -> None:
-    writer.write(frame(message))
-    with suppress(ConnectionError):
-        async with asyncio.timeout(_WRITE_TIMEOUT_S):
-            await writer.drain()

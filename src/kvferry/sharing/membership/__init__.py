@@ -1,9 +1,9 @@
 """How an instance tells a controller what it holds: messages, and the side of the instance.
 
-messages      what is said over the three ports of a controller        messages.py
-framing       how messages lie on a connection, and who may speak       framing.py
-Reporter      registers, reports what `Holdings` say, obeys commands   reporter.py
-Backlog       what the reporter has not sent yet, bounded              backlog.py
+messages        what is said over the three ports of a controller        messages.py
+ControllerLink  the way to one of them, and who may speak on it          controller_link.py
+Reporter        registers, reports what `Holdings` say, obeys commands   reporter.py
+Backlog         what the reporter has not sent yet, bounded              backlog.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What instances and controllers say to each other, as msgpack; `framing` puts it on a connection.
+"""What instances and controllers say to each other, as messages of `kvferry.rpc`.
 
 Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
 instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`. Then:
@@ -19,7 +19,7 @@ older one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -41,7 +41,6 @@ from kvferry.chunks.keys import DIGEST_BYTES
 __all__ = [
     "HASHES_MAX",
     "HITS_MAX",
-    "MESSAGE_BYTES_MAX",
     "VERSION",
     "Beat",
     "Begin",
@@ -75,13 +74,11 @@ __all__ = [
     "Update",
     "WorkDone",
     "decoded",
-    "encoded",
     "is_name",
     "whole",
 ]
 
-VERSION = 1
-MESSAGE_BYTES_MAX = 2 << 20
+VERSION = 2  # 1 had a framing of its own
 HASHES_MAX = 1 << 15  # in one field of a message
 HITS_MAX = 256  # tiers in a beat
 
@@ -409,7 +406,6 @@ Message: TypeAlias = (
     | Beat
     | Pulse
 )
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 
@@ -417,12 +413,7 @@ class Malformed(Exception):
     """Bytes that are no message, or a message that does not belong there."""
 
 
-def encoded(message: Any) -> bytes:
-    """A message as msgpack."""
-    return _encode(message)
-
-
-def decoded(raw: bytes | bytearray) -> Message:
+def decoded(raw: bytes | memoryview) -> Message:
     """The message that these bytes are.
 
     Raises:

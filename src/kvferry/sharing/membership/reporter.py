@@ -34,7 +34,12 @@ from kvferry.base.shown import in_line
 from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.sharing.membership.backlog import Backlog
-from kvferry.sharing.membership.framing import InstanceProcess, Link, RefusedError, host_and_port
+from kvferry.sharing.membership.controller_link import (
+    ControllerLink,
+    InstanceProcess,
+    RefusedError,
+    host_and_port,
+)
 from kvferry.sharing.membership.messages import (
     HASHES_MAX,
     Beat,
@@ -256,7 +261,7 @@ class Reporter:
     def _session(self) -> None:
         """From a registration on, until the controller is gone or does not know us."""
         self._register()
-        link, welcome = Link.open(self._pull, "pull", self._me, self._secret, _TIMEOUT_S)
+        link, welcome = ControllerLink.open(self._pull, "pull", self._me, self._secret, _TIMEOUT_S)
         with self._lock:
             self._stuck, self._sending_since = False, time.monotonic()
         try:
@@ -294,7 +299,7 @@ class Reporter:
             tuple(self._holdings.quotas),
         )
         who = (self._reply, self._me, self._secret, _TIMEOUT_S)
-        found = Link.ask_reply(*who, message, InstanceRegistered)
+        found = ControllerLink.ask_reply(*who, message, InstanceRegistered)
         host, port = found.heartbeat.rpartition(":")[::2]
         where = host or host_and_port(self._reply)[0]
         with self._lock:
@@ -311,7 +316,7 @@ class Reporter:
         with self._lock:
             self._resync = True
 
-    def _send_snapshot(self, link: Link) -> None:
+    def _send_snapshot(self, link: ControllerLink) -> None:
         with self._lock:
             self._resync = False
             self._counts["snapshots"] += 1
@@ -330,7 +335,7 @@ class Reporter:
             self._ask_for_snapshot()
             raise
 
-    def _send_changes(self, link: Link) -> None:
+    def _send_changes(self, link: ControllerLink) -> None:
         changes = self._backlog.take()
         for identity, added, removed in changes:
             link.send(Update(self._next(), identity, added, removed))
@@ -348,7 +353,7 @@ class Reporter:
         if not known:
             return
         with suppress(OSError, Malformed):  # it will find out
-            Link.ask_reply(self._reply, self._me, self._secret, 1.0, Leave(), CommandDone)
+            ControllerLink.ask_reply(self._reply, self._me, self._secret, 1.0, Leave(), CommandDone)
 
     # --- That it lives, and what it is asked to do ---
 
@@ -378,7 +383,7 @@ class Reporter:
                 self._closing.wait(where[1])
 
     def _beats(self, address: str, every_s: float) -> None:
-        link, _ = Link.open(address, "heartbeat", self._me, self._secret, _TIMEOUT_S)
+        link, _ = ControllerLink.open(address, "heartbeat", self._me, self._secret, _TIMEOUT_S)
         sent, arrived, moved = 0, 0, time.monotonic()
         patience_s = shortest_s = max(_BEATS_STUCK * every_s, _STUCK_S)
         try:

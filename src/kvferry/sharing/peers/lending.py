@@ -22,8 +22,8 @@ from kvferry.base.errors import UnavailableError
 from kvferry.cache.memory import Memory
 from kvferry.config import CacheConfig
 from kvferry.config.endpoints import address_of
-from kvferry.connectors.agent import Agent, ProcessAgent
-from kvferry.connectors.nixl_agent import NixlAgent, NixlMissing
+from kvferry.connectors.one_sided.agent import Agent, ProcessAgent
+from kvferry.connectors.one_sided.nixl_agent import NixlAgent, NixlMissing
 from kvferry.sharing.node import default_threads
 
 __all__ = ["USER", "LendingNode", "OneSided"]

@@ -33,8 +33,8 @@ from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.remote_sources import Address
 from kvferry.config.tuning import ClientTuning
 from kvferry.config.url import is_loopback
-from kvferry.connectors.agent import Agent
-from kvferry.connectors.one_sided import OneSidedConnector
+from kvferry.connectors.one_sided.agent import Agent
+from kvferry.connectors.one_sided.reads import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.sharing.membership import Peer
 from kvferry.sharing.peers.lending import USER

@@ -1,14 +1,18 @@
 """What a worker counts, each once: its name, its series in vLLM, its word in vLLM's log.
 
-Several threads add to the sums, and one takes away what is new to report it.
+They are counted by `kvferry.metrics`, like all else, and told as what is new.
 """
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["COUNTS", "Counts", "WorkerCount"]
+from kvferry.metrics.deltas import MetricDeltas
+from kvferry.metrics.series import Cells, Family
+
+__all__ = ["COUNTS", "Counts", "WorkerCount", "worker_families"]
 
 
 @dataclass(frozen=True)
@@ -67,36 +71,41 @@ COUNTS = (
 )
 
 
+def worker_families() -> dict[str, Family]:
+    """New families of `COUNTS` by their names, all at zero."""
+    made = {count.name: Family(count.series, "counter", count.text) for count in COUNTS}
+    for family in made.values():
+        family.declare()
+    return made
+
+
 class Counts:
-    """Sums of `COUNTS`, from zero. Threads: any."""
+    """Sums of `COUNTS`, from zero. Threads: any may add; one takes."""
+
+    labels: Mapping[str, str] = {}
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[str, float] = {count.name: 0 for count in COUNTS}
-        self._reported = dict(self._sums)
+        self._cells = Cells(worker_families)
+        shown = [count.series for count in COUNTS if count.text]
+        self._deltas = MetricDeltas(self, only=shown, begin=False)
         self._grown = False  # since the last report
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum."""
-        with self._lock:
-            self._sums[name] += value
-            self._grown = True
+        self._cells.mine.families[name].add("", value)
+        self._grown = True
 
     def read(self) -> dict[str, float]:
         """All sums since the beginning."""
-        with self._lock:
-            return dict(self._sums)
+        return {name: family.values[""] for name, family in self._cells.total().items()}
 
-    def take(self) -> dict[str, float]:
-        """What was added since the last call; only names with something."""
+    def families(self) -> list[Family]:
+        """All sums, as families of metrics."""
+        return list(self._cells.total().values())
+
+    def take(self) -> dict[str, Any]:
+        """What was added since the last call, as `MetricDeltas` tells it; {}: nothing."""
         if not self._grown:  # as in most steps
             return {}
-        with self._lock:
-            self._grown = False
-            fresh = {
-                name: value - self._reported[name]
-                for name, value in self._sums.items()
-                if value != self._reported[name]
-            }
-            self._reported = dict(self._sums)
-            return fresh
+        self._grown = False  # first: what comes meanwhile is told the next time
+        return self._deltas.take()

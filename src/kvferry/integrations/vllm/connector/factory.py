@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from kvferry.cache.interface import Cache
-from kvferry.cache.status_socket import open_status_socket
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike
@@ -24,7 +23,7 @@ from kvferry.integrations.vllm.connector.affinity import (
     thread_start,
     warn_of_no_processor_left,
 )
-from kvferry.integrations.vllm.connector.explain import teller
+from kvferry.integrations.vllm.connector.explain import status_of, teller
 from kvferry.integrations.vllm.connector.lookup_threads import CacheFinder
 from kvferry.integrations.vllm.connector.rank_identity import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
@@ -213,11 +212,14 @@ def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
         _log.info("kvferry: store %s at %s %s", store.tier.name, where, store.contact(_CONTACT_S))
     worker = worker_half(rank, cache, memory=[cache.memory.whole])
     with all_processors():
-        worker.status_socket = open_status_socket(
-            cache, f"vLLM {vllm_version() or ''}, rank {rank.number}"
+        answers = RankAnswers(
+            rank.name,
+            CacheFinder(cache),
+            teller(cache),
+            worker.release_blocks,
+            status=status_of(cache, f"vLLM {vllm_version() or ''}, rank {rank.number}"),
         )
-        finder = CacheFinder(cache)
-        return RankAnswers(rank.name, finder, teller(cache), worker.release_blocks), worker
+        return answers, worker
 
 
 def _computing_threads() -> int:

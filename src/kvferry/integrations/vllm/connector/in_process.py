@@ -200,12 +200,12 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """What was done since the last step."""
         if self._worker is None:
             return None
-        deltas, fresh = self._worker.deltas(), self._worker.counts.take()
-        if not fresh and not deltas:
+        deltas = self._worker.deltas()
+        if not deltas:
             return None
-        from kvferry.integrations.vllm.connector.stats import DELTAS, KvferryStats
+        from kvferry.integrations.vllm.connector.stats import KvferryStats
 
-        return KvferryStats(data={**fresh, DELTAS: deltas} if deltas else fresh)
+        return KvferryStats(data=deltas)
 
     # --- Both ---
 

@@ -29,8 +29,7 @@ from typing import Any
 from kvferry.base.errors import UsageError
 from kvferry.chunks.generation import FIRST, drawn, joined, named
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.chunks.prompt import Prompt
-from kvferry.config.remote_sources import Address, node_in
+from kvferry.chunks.prompt import Prompt, node_in
 from kvferry.integrations.vllm.connector.interfaces import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.connector.lookup_threads import Question, Questions
 from kvferry.integrations.vllm.connector.request_hashes import (
@@ -67,7 +66,7 @@ class _Request:
     blocks: list[int] = field(default_factory=list)
     generation: bytes = FIRST  # of the hashes
     begun: bool = False  # some of its KV is computed, or being loaded
-    source: Address | None = None  # a node that it names
+    source: tuple[str, int] | None = None  # a node that it names
 
 
 class SchedulerHalf:

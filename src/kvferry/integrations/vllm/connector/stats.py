@@ -1,10 +1,8 @@
-"""What a connector tells vLLM's own log and its ``/metrics``: sums of what its workers did.
+"""What a connector tells vLLM's own log and its ``/metrics``: what its workers and caches count.
 
-Each step, a worker hands over what it has done since the last one, as plain numbers; vLLM adds the
-workers up and carries the sum to the process with the metrics. There it becomes the series below,
-one of each for every engine, and a line in the log. Under the name "deltas" comes what the cache
-has counted itself (`kvferry.metrics.deltas`): it becomes the series of `kvferry.metrics`, by the
-names that they have everywhere, with vLLM's labels.
+Each step, a worker hands over what it and its cache have counted since the last one, as
+`kvferry.metrics.deltas` has it; vLLM adds the workers up and carries the sum to the process with
+the metrics. There it becomes the series of each engine, with vLLM's labels, and a line in the log.
 
 This module needs vLLM.
 """
@@ -20,14 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from kvferry.integrations.vllm.connector.counts import COUNTS
+from kvferry.integrations.vllm.connector.counts import COUNTS, worker_families
 from kvferry.metrics.cache import cache_families
 from kvferry.metrics.collector import unregister_series
 from kvferry.metrics.deltas import add_deltas, observations
 
-__all__ = ["DELTAS", "KvferryPromMetrics", "KvferryStats"]
+__all__ = ["KvferryPromMetrics", "KvferryStats"]
 
-DELTAS = "deltas"
 # Gauges of several ranks are added up, but of one store they all say the same.
 _OF_RANKS = {
     "kvferry_store_available": min,
@@ -39,30 +36,30 @@ _OF_RANKS = {
 
 @dataclass
 class KvferryStats(KVConnectorStats):  # type: ignore[misc]
-    """Sums of one interval; `data` has a number for each name."""
+    """What was counted in one interval; `data` as `MetricDeltas` tells it."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: Any) -> KvferryStats:
-        for name, value in other.data.items():
-            if name == DELTAS:
-                add_deltas(self.data.setdefault(DELTAS, {}), value)
-            else:
-                self.data[name] = self.data.get(name, 0) + value
+        add_deltas(self.data, other.data)
         return self
 
     def shown(self) -> KvferryStats:
         """What the line in the log is made of."""
-        return KvferryStats({name: sum for name, sum in self.data.items() if name != DELTAS})
+        counters = self.data.get("counters", {})
+        mine = {count.series: counters.get(count.series, {}) for count in COUNTS}
+        grown = {name: values for name, values in mine.items() if any(values.values())}
+        return KvferryStats({"counters": grown} if grown else {})
 
     def reduce(self) -> dict[str, int | float]:
+        counters = self.data.get("counters", {})
+        sums = {count.name: counters.get(count.series, {}).get("", 0) for count in COUNTS}
         shown: dict[str, int | float] = {
-            count.title: int(self.data.get(count.name, 0)) for count in COUNTS if count.title
+            count.title: int(sums[count.name]) for count in COUNTS if count.title
         }
-        if self.data.get("load_s"):
-            rate = self.data.get("loaded_bytes", 0) / self.data["load_s"]
-            shown["load MB/s"] = round(rate / 1e6, 1)
+        if sums["load_s"]:
+            shown["load MB/s"] = round(sums["loaded_bytes"] / sums["load_s"] / 1e6, 1)
         return shown
 
     def is_empty(self) -> bool:
@@ -70,7 +67,7 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The series of `COUNTS`, as counters, and those of `kvferry.metrics`."""
+    """The series of `COUNTS` and those of `cache_families`."""
 
     def __init__(
         self,
@@ -81,37 +78,27 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._engines = per_engine_labelvalues
-        counter = metric_types[Counter]
-        self._series: dict[str, dict[int, Any]] = {}
-        for count in COUNTS:
-            if not count.text:
-                continue
-            metric = counter(name=count.series, documentation=count.text, labelnames=labelnames)
-            self._series[count.name] = {
-                engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()
-            }
         unregister_series()
-        self._families = {family.name: family for family in cache_families(()).values()}
+        every = [*worker_families().values(), *cache_families(()).values()]
+        self._families = {family.name: family for family in every if family.help}
         self._metrics = {
             name: _made(metric_types, family, labelnames) for name, family in self._families.items()
         }
+        for count in COUNTS:  # so that rates of them have a beginning
+            for engine in per_engine_labelvalues if count.text else ():
+                self._metric(count.series, "", engine)
         self._gauges: dict[tuple[int, str, str], dict[str, float]] = {}  # by who said it
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        for name, engines in self._series.items():
-            value = transfer_stats_data.get(name, 0)
-            if value > 0:
-                engines[engine_idx].inc(value)
-        deltas = transfer_stats_data.get(DELTAS, {})
-        for name, values in deltas.get("counters", {}).items():
+        for name, values in transfer_stats_data.get("counters", {}).items():
             for label, value in values.items():
                 self._metric(name, label, engine_idx).inc(value)
-        for name, histograms in deltas.get("histograms", {}).items():
+        for name, histograms in transfer_stats_data.get("histograms", {}).items():
             for label, (total, counts) in histograms.items():
                 metric = self._metric(name, label, engine_idx)
                 for value in observations(self._families[name].bounds, total, counts):
                     metric.observe(value)
-        for who, families in deltas.get("gauges", {}).items():
+        for who, families in transfer_stats_data.get("gauges", {}).items():
             for name, values in families.items():
                 for label, value in values.items():
                     said = self._gauges.setdefault((engine_idx, name, label), {})

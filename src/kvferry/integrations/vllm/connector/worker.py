@@ -30,14 +30,13 @@ from msgspec.structs import replace
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
 from kvferry.cache.interface import Cache
-from kvferry.cache.status_socket import StatusSocket
 from kvferry.client.buffers import BufferLike
 from kvferry.integrations.vllm.blocks.copier import BlockAccess
 from kvferry.integrations.vllm.connector.counts import Counts
 from kvferry.integrations.vllm.connector.interfaces import Copier, LoadJob, Work
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.step_times import HostSteps, Steps
-from kvferry.metrics.deltas import MetricDeltas
+from kvferry.metrics.deltas import MetricDeltas, add_deltas
 
 __all__ = ["WorkerHalf"]
 
@@ -119,7 +118,6 @@ class WorkerHalf:
         self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
-        self.status_socket: StatusSocket | None = None  # on the cache; closed with this
 
     # --- A step ---
 
@@ -259,10 +257,11 @@ class WorkerHalf:
     # --- What it tells ---
 
     def deltas(self) -> dict[str, Any]:
-        """What the cache has counted since the last call; {} if that was just now."""
+        """What was counted here since the last call, and now and then what the cache has counted,
+        as `MetricDeltas` tells it."""
         now = time.monotonic()
         if now < self._deltas_at:
-            return {}
+            return self.counts.take()
         self._deltas_at = now + _DELTAS_EVERY_S
         taken = self._deltas.take()
         counters = taken.get("counters", {})
@@ -272,6 +271,7 @@ class WorkerHalf:
         for name, count in (("written_chunks", written), ("refused_chunks", refused)):
             if count:
                 self.counts.add(name, count)
+        add_deltas(taken, self.counts.take())
         return taken
 
     # --- The end ---
@@ -301,8 +301,6 @@ class WorkerHalf:
         if self._closing:
             return
         self._closing = True
-        if self.status_socket is not None:
-            self.status_socket.close()
         until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
         lost = self._saver.close(until)

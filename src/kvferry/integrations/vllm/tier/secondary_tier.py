@@ -48,10 +48,17 @@ from kvferry.integrations.vllm.tier.tier_identity import (
     warn_of_random_seed,
 )
 from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
-from kvferry.integrations.vllm.tier.tier_series import AVAILABLE, SERIES, STORE_AVAILABLE, Observed
+from kvferry.integrations.vllm.tier.tier_series import (
+    AVAILABLE,
+    SERIES,
+    STORE_AVAILABLE,
+    Observed,
+    labels_of,
+)
 from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from kvferry.integrations.vllm.versions import need
 from kvferry.metrics.collector import unregister_series
+from kvferry.metrics.series import Family
 
 need("tier")
 
@@ -233,7 +240,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """The series of `get_stats`, which vLLM makes now."""
         unregister_series()
-        return {name: _definition(series) for name, series in SERIES.items()}
+        return {name: _definition(family) for name, family in SERIES.items()}
 
     def get_stats(self) -> Any:
         """What is new since the last call, as vLLM collects it; None if that was just now."""
@@ -346,8 +353,8 @@ def _events(spec: Any) -> list[Any] | None:
     return None
 
 
-def _definition(series: Any) -> Any:
+def _definition(family: Family) -> Any:
     kinds = {"counter": "Counter", "gauge": "Gauge", "histogram": "Histogram"}
-    kind = getattr(offload, f"Offloading{kinds[series.kind]}Metadata")
-    more = {"buckets": series.buckets} if series.buckets else {}
-    return kind(documentation=series.text, labelnames=series.labels, **more)
+    kind = getattr(offload, f"Offloading{kinds[family.kind]}Metadata")
+    more = {"buckets": family.bounds} if family.bounds else {}
+    return kind(documentation=family.help, labelnames=labels_of(family), **more)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from kvferry.base.errors import KVFerryError
+from kvferry.chunks.prompt import node_in
 from kvferry.config.remote_sources import Address, AllowedHosts
 from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
@@ -162,7 +163,9 @@ class Sources:
         if request not in self._requests:
             if len(self._requests) >= _REQUESTS_MAX:
                 self._requests.clear()
-            self._requests[request] = self._meet(self._hosts.named_in(params))
+            node = node_in(params)
+            allowed = node is not None and self._hosts.allows(node[0])
+            self._requests[request] = self._meet(node if allowed else None)
         return self._requests[request]
 
     def _meet(self, address: Address | None) -> Address | None:

@@ -14,8 +14,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from kvferry.cache.cost.load_or_compute import UNSEEN, FirstByte, LoadModel
-from kvferry.cache.cost.patience import Account, Odds
+from kvferry.cache.cost.load_or_compute import UNSEEN, Account, FirstByte, LoadModel, Odds
 from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.load.wait_budget import StoreTimes, WaitBudget
 

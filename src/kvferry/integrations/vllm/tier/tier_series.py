@@ -22,37 +22,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvferry.metrics.cache import cache_families
+from kvferry.metrics.series import Family
 
-__all__ = ["AVAILABLE", "SERIES", "STORE_AVAILABLE", "Observed", "Series"]
+__all__ = ["AVAILABLE", "SERIES", "STORE_AVAILABLE", "Observed", "labels_of"]
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _KINDS = ("lookup", "load", "store")
-# The reasons of `kvferry.metrics` for what becomes of chunks, by the counters of `TierCore`.
-_MISSED = {
-    "lookup_miss": "never_stored",
-    "lookup_timeout": "deadline",
-    "lookup_down": "unavailable",
-    "lookup_declined": "not_worth_loading",
-    "load_miss": "evicted",
-    "load_size_mismatch": "size",
-    "load_corrupt": "checksum",
-    "load_timeout": "deadline",
-    "load_unavailable": "unavailable",
-    "load_server_error": "error",
-    "load_cancelled": "cancelled",
-    "load_down": "unavailable",
-    "load_refused": "error",
-}
-_SHED = {
-    "store_shed": "queue_full",
-    "store_timeout": "unavailable",
-    "store_unavailable": "unavailable",
-    "store_down": "unavailable",
-    "store_server_error": "error",
-    "store_size_mismatch": "error",
-    "store_corrupt": "error",
-    "store_refused": "error",
-    "store_cancelled": "cancelled",
+# What becomes of chunks in `kvferry.metrics`, by the counters of `TierCore`: a family, its label.
+_BECAME = {
+    "lookup_miss": ("missed_chunks", "never_stored"),
+    "lookup_timeout": ("missed_chunks", "deadline"),
+    "lookup_down": ("missed_chunks", "unavailable"),
+    "lookup_declined": ("missed_chunks", "not_worth_loading"),
+    "load_miss": ("missed_chunks", "evicted"),
+    "load_size_mismatch": ("missed_chunks", "size"),
+    "load_corrupt": ("missed_chunks", "checksum"),
+    "load_timeout": ("missed_chunks", "deadline"),
+    "load_unavailable": ("missed_chunks", "unavailable"),
+    "load_server_error": ("missed_chunks", "error"),
+    "load_cancelled": ("missed_chunks", "cancelled"),
+    "load_down": ("missed_chunks", "unavailable"),
+    "load_refused": ("missed_chunks", "error"),
+    "store_shed": ("shed_chunks", "queue_full"),
+    "store_timeout": ("shed_chunks", "unavailable"),
+    "store_unavailable": ("shed_chunks", "unavailable"),
+    "store_down": ("shed_chunks", "unavailable"),
+    "store_server_error": ("shed_chunks", "error"),
+    "store_size_mismatch": ("shed_chunks", "error"),
+    "store_corrupt": ("shed_chunks", "error"),
+    "store_refused": ("shed_chunks", "error"),
+    "store_cancelled": ("shed_chunks", "cancelled"),
 }
 _ASKED = ("lookup_hit", "lookup_miss", "lookup_timeout", "lookup_down", "lookup_declined")
 
@@ -62,38 +61,33 @@ _NAMES = (
     *("load_seconds", "store_seconds", "load_bytes", "store_bytes", "shed_chunks"),
     "store_available",
 )
-_every = cache_families(())
-_FAMILIES = {_every[name].name: _every[name] for name in _NAMES}
-
-
-@dataclass(frozen=True)
-class Series:
-    """A family of series: "counter", "gauge" or "histogram", what it says, its labels."""
-
-    kind: str
-    text: str
-    labels: tuple[str, ...] = ("store",)
-    buckets: tuple[float, ...] = ()
-
-
-_OUTCOME = ("store", "outcome")
 _PREFIX = "vllm:kvferry_tier_"
 AVAILABLE = f"{_PREFIX}available"
-SERIES: Mapping[str, Series] = {
-    f"{_PREFIX}lookup_chunks": Series("counter", "Chunks asked for, by answer.", _OUTCOME),
-    f"{_PREFIX}load_chunks": Series("counter", "Chunks to be loaded, by outcome.", _OUTCOME),
-    f"{_PREFIX}store_chunks": Series("counter", "Chunks to be stored, by outcome.", _OUTCOME),
-    f"{_PREFIX}load_bytes": Series("counter", "Bytes loaded from the store."),
-    f"{_PREFIX}store_bytes": Series("counter", "Bytes that the store has acknowledged."),
-    f"{_PREFIX}gate_shut": Series("counter", "Times that the store was given up for a while."),
-    f"{_PREFIX}load_seconds": Series("histogram", "Time of one load.", buckets=_SECONDS),
-    f"{_PREFIX}store_seconds": Series("histogram", "Time of one store.", buckets=_SECONDS),
-    AVAILABLE: Series("gauge", "1 while the store is asked, 0 while it is not."),
-    **{
-        name: Series(one.kind, one.help, (one.label,) if one.label else (), one.bounds)
-        for name, one in _FAMILIES.items()
-    },
+_OF_TIERS = (
+    ("lookup_chunks", "counter", "Chunks asked for, by answer.", "outcome"),
+    ("load_chunks", "counter", "Chunks to be loaded, by outcome.", "outcome"),
+    ("store_chunks", "counter", "Chunks to be stored, by outcome.", "outcome"),
+    ("load_bytes", "counter", "Bytes loaded from the store."),
+    ("store_bytes", "counter", "Bytes that the store has acknowledged."),
+    ("gate_shut", "counter", "Times that the store was given up for a while."),
+    ("load_seconds", "histogram", "Time of one load.", "", _SECONDS),
+    ("store_seconds", "histogram", "Time of one store.", "", _SECONDS),
+    ("available", "gauge", "1 while the store is asked, 0 while it is not."),
+)
+_every = cache_families(())
+SERIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        *(Family(f"{_PREFIX}{name}", *rest) for name, *rest in _OF_TIERS),
+        *(_every[name] for name in _NAMES),
+    )
 }
+
+
+def labels_of(family: Family) -> tuple[str, ...]:
+    """Names of the labels of one of `SERIES`."""
+    own = (family.label,) if family.label else ()
+    return ("store", *own) if family.name.startswith(_PREFIX) else own
 
 
 @dataclass
@@ -156,12 +150,11 @@ def _increases(
         yield "kvferry_tokens_requested", "", grown * chunk_tokens
     if count == "load_ok" and chunk_tokens:
         yield "kvferry_tokens_hit", store, grown * chunk_tokens
-    if count in _MISSED:
-        yield "kvferry_missed_chunks", _MISSED[count], grown
+    if count in _BECAME:
+        family, label = _BECAME[count]
+        yield f"kvferry_{family}", label, grown
     if count == "load_corrupt":
         yield "kvferry_corrupt_values", "checksum", grown
-    if count in _SHED:
-        yield "kvferry_shed_chunks", _SHED[count], grown
     if count == "load_bytes":
         yield "kvferry_bytes_hit", store, grown
         yield "kvferry_load_bytes", store, grown

@@ -25,7 +25,7 @@ from kvferry.sharing.controller.http.views import LookupBody
 from kvferry.sharing.controller.http.views import lookup as looked_up
 from kvferry.sharing.controller.jobs import Job
 from kvferry.sharing.controller.members import Member
-from kvferry.sharing.membership.framing import host_and_port
+from kvferry.sharing.membership.controller_link import host_and_port
 from kvferry.sharing.membership.messages import Malformed
 
 __all__ = ["ROUTES", "key_stats", "workers"]

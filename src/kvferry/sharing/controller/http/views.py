@@ -6,7 +6,7 @@ The last one, `metrics_text`, says it in series for Prometheus.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -301,6 +301,9 @@ def _alarms(controller: Controller, living: list[Member], members: list[Member])
     return alarms
 
 
+_family = partial(family_of, "kvferry_controller_")
+
+
 def _families(controller: Controller) -> list[Family]:
     """All families as they are now."""
     members = controller.members.all()
@@ -338,9 +341,3 @@ def _families(controller: Controller) -> list[Family]:
 def metrics_text(controller: Controller) -> str:
     """All series in Prometheus' text format."""
     return text_of(_families(controller))
-
-
-def _family(
-    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
-) -> Family:
-    return family_of(f"kvferry_controller_{name}", kind, text, values, label)

@@ -34,7 +34,7 @@ from typing import Any
 from kvferry import _native
 from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.connection import Connection
-from kvferry.connectors.agent import READ_BYTES_MAX
+from kvferry.connectors.one_sided.agent import READ_BYTES_MAX
 
 __all__ = ["NixlAgent", "NixlMissing"]
 

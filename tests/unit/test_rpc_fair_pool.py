@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.server.loop.fair_pool import FairJob, FairPool
+from kvferry.rpc.fair_pool import FairJob, FairPool
 from support.stamps import until
 
 

@@ -29,17 +29,15 @@ from msgspec.structs import replace
 from kvferry import _native
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded
-from kvferry.client.batch import BatchResult, Status
+from kvferry.client.batch import BatchResult, Operation, Status, Verb
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
 from kvferry.client.dlpack import view_memory
-from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.config.url import show_endpoint
-from kvferry.connectors.agent import READ_BYTES_MAX, Agent
 from kvferry.connectors.base import Space, Ticket
 from kvferry.connectors.calls import CallJob, CallQueue
-from kvferry.connectors.frame import Frame
-from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, Piece, meet
+from kvferry.connectors.one_sided.agent import READ_BYTES_MAX, Agent
+from kvferry.connectors.one_sided.leases import FAILURES, Busy, Contact, Lease, Piece, meet
 from kvferry.connectors.peer import PeerConnector, lent
 
 __all__ = ["OneSidedConnector"]
@@ -59,8 +57,6 @@ _READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
 # From process to process: smaller values, and less at a time, come sooner over the socket.
 _VALUE_BYTES_MIN, _NEAR_BYTES_MIN = 1 << 20, 4 << 20
-# As in native/codec/stripe.hpp.
-_STRIPE_BYTES, _STRIPE_UNIT = 4 << 20, 4 << 10
 _NOT_ASKED = "not asked yet"  # as in native/redis/same_host.cpp
 
 
@@ -116,8 +112,7 @@ class OneSidedConnector(PeerConnector):
     def __init__(self, space: Space, config: ClientConfig, agent: Agent) -> None:
         self._agent = agent
         self._name = show_endpoint(config.host, config.port)  # as others say it
-        self._frame = Frame(space)
-        self._extents = _stripe_extents(space.value_size_bytes)
+        self._extents = _native.stripe_extents(space.value_size_bytes)
         self._lock = threading.Lock()
         self._contact: Contact | None = None
         self._meeting = False
@@ -418,11 +413,12 @@ class OneSidedConnector(PeerConnector):
         if time.monotonic() >= lease.until:  # they may be of something else by now
             self._counts["expired"] += 1
             return Status.MISS
-        headers = [piece.header for piece in value if piece is not None]
-        if headers != self._frame.headers(name, sums, [size for _, size in self._extents]):
+        headers = b"".join(piece.header for piece in value if piece is not None)
+        size_bytes = self.space.value_size_bytes
+        if _native.value_fault(headers, name, self.space.identity, size_bytes, sums):
             return Status.CORRUPT
         self._counts["reads"] += 1
-        self._counts["bytes"] += self.space.value_size_bytes
+        self._counts["bytes"] += size_bytes
         return Status.OK
 
 
@@ -438,16 +434,3 @@ def _grouped(stripes: Sequence[_Stripe]) -> Iterator[list[_Stripe]]:
         group.append(stripe)
     if group:
         yield group
-
-
-def _stripe_extents(size_bytes: int) -> list[tuple[int, int]]:
-    """Offsets and lengths of the stripes of a value, as native/codec/stripe.hpp has them."""
-    count = _divide_up(size_bytes, _STRIPE_BYTES)
-    stripe = size_bytes
-    if count > 1:
-        stripe = _divide_up(_divide_up(size_bytes, count), _STRIPE_UNIT) * _STRIPE_UNIT
-    return [(at, min(stripe, size_bytes - at)) for at in range(0, size_bytes, stripe)]
-
-
-def _divide_up(a: int, b: int) -> int:
-    return -(-a // b)

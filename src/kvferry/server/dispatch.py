@@ -3,8 +3,8 @@
 What memory knows is answered at once: it takes microseconds. Work that takes longer goes to
 threads, and its result comes back through a queue: the reply is made here, so sessions are this
 thread's alone. Work for stores has other threads than work for the kernel, and engine processes
-share both fairly (`fair_pool.py`). Work that waits for a store is done in steps, and has no thread
-between them (`wait_queue.py`).
+share both fairly (`kvferry.rpc.fair_pool`). Work that waits for a store is done in steps, and has
+no thread between them (`wait_queue.py`).
 
 A request that waits for a store has a deadline at which it is answered in any case, with what
 memory has: also when no thread has begun, or all hang. What the store brings later stays in memory
@@ -25,11 +25,11 @@ import msgspec
 from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import noticed
 from kvferry.cache.steps import Steps, Wait
+from kvferry.rpc.fair_pool import FairJob, FairPool
 from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.server import protocol
-from kvferry.server.loop.fair_pool import FairJob, FairPool
-from kvferry.server.loop.wait_queue import WaitQueue
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
+from kvferry.server.wait_queue import WaitQueue
 
 __all__ = ["Dispatcher", "Later", "RequestRefused"]
 

@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from kvferry.client.pure import node as pure_node
+from kvferry.base.errors import UnavailableError
+from kvferry.client.pure import client as pure_client
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.connection import Connection
 from kvferry.client.pure.dial import DialRefused
-from kvferry.client.pure.node import PureNode
 from kvferry.config import ClientConfig
 from kvferry.config.tuning import ClientTuning
 
@@ -27,13 +28,12 @@ def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
     config = ClientConfig(
         host="cache-1", tuning=ClientTuning(reconnect_min_s=1e-6, reconnect_max_s=1e-6)
     )
-    stats = dict.fromkeys(("connects", "connect_failures", "disconnects"), 0)
-    monkeypatch.setattr(pure_node, "dial", dial)
-    node = PureNode(config, stats)
+    monkeypatch.setattr(pure_client, "dial", dial)
+    client = PureRedisClient.from_config(config)
     with caplog.at_level(logging.WARNING):
         for text in why:
             time.sleep(0.001)  # its backoff
-            with pytest.raises(DialRefused, match=text):
-                node.connect(time.monotonic() + 1)
-    assert stats["connect_failures"] == 5
+            with pytest.raises(UnavailableError, match=text):
+                client.exists("k")
+    assert client.stats()["connect_failures"] == 5
     assert caplog.messages == ["cache-1:6379: refused", "cache-1:6379: no route"]

@@ -1,21 +1,16 @@
-"""Messages on a connection: four bytes of length, big-endian, and the message; and who may speak.
+"""The way of an instance to a port of a controller, and who may speak on it.
 
 Each side proves with HMAC-SHA-256 over both nonces that it knows the secret, which itself is never
 sent. Where no secret is configured, the secret is that of this user's processes on this host, and
 the address at the controller's end is proved as well: loopback passes the address on unchanged, and
 whoever takes another port there cannot stand between two that know each other. Messages after the
 greeting are neither encrypted nor signed: on a network that others write to, use a tunnel.
-
-`Link` is the side of an instance, for a thread that may wait; every wait has a limit.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-import select
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from typing import Self, TypeVar
@@ -24,8 +19,9 @@ from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.base.local_secret import NONCE_BYTES, local_proof
 from kvferry.base.shown import in_line
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.rpc.channel import Channel, NoServer
+from kvferry.rpc.link import encode
 from kvferry.sharing.membership.messages import (
-    MESSAGE_BYTES_MAX,
     VERSION,
     Challenge,
     CommandDone,
@@ -35,17 +31,14 @@ from kvferry.sharing.membership.messages import (
     Malformed,
     Message,
     decoded,
-    encoded,
 )
 
 __all__ = [
-    "HEAD",
     "NONCE_BYTES",
     "OTHER_SECRET",
+    "ControllerLink",
     "InstanceProcess",
-    "Link",
     "RefusedError",
-    "frame",
     "host_and_port",
     "proof",
 ]
@@ -54,7 +47,6 @@ M = TypeVar("M")
 
 # A host that is away answers nothing, and may be back long before the kernel gives up.
 _CONNECT_TIMEOUT_S = 1.5
-HEAD = struct.Struct("!I")
 _ELSEWHERE = "another user, container or version needs p2p_secret_file, its controller secret_file"
 OTHER_SECRET = f"the secret is another one: {_ELSEWHERE}"
 
@@ -76,12 +68,6 @@ class InstanceProcess:
         self.instance = instance
         self.rank = rank
         self.incarnation = incarnation or secrets.token_bytes(DIGEST_BYTES)
-
-
-def frame(message: object) -> bytes:
-    """A message with its length in front."""
-    raw = encoded(message)
-    return HEAD.pack(len(raw)) + raw
 
 
 def proof(
@@ -118,16 +104,16 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-class Link:
+class ControllerLink:
     """A connection to a port of a controller. One thread at a time.
 
     Args:
-        stream: It is connected.
+        channel: It is connected.
         timeout_s: For each call.
     """
 
-    def __init__(self, stream: socket.socket, timeout_s: float) -> None:
-        self._stream = stream
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
+        self._channel = channel
         self._timeout_s = timeout_s
 
     @classmethod
@@ -141,15 +127,19 @@ class Link:
                 us.
             Malformed: It is no controller, or does not know the secret.
         """
-        connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
-        stream = socket.create_connection(host_and_port(address), connect_s)
-        link = cls(stream, timeout_s)
+        host_and_port(address)
+        began = time.monotonic()
+        connect_until = began + min(timeout_s, _CONNECT_TIMEOUT_S)
         try:
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = Channel(f"tcp://{address}", None, connect_until, began + timeout_s)
+        except NoServer as error:
+            raise Malformed(f"no controller of this version listens there: {error}") from None
+        link = cls(channel, timeout_s)
+        try:
             challenge = link.receive(Challenge)
             if challenge.version != VERSION:
                 raise Malformed(f"the controller speaks version {challenge.version}")
-            nonce, at = secrets.token_bytes(NONCE_BYTES), stream.getpeername()
+            nonce, at = secrets.token_bytes(NONCE_BYTES), channel.peer
             hello = InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
             nonces = challenge.nonce + nonce
             shown = proof(secret, "instance", nonces, hello, at)
@@ -161,10 +151,10 @@ class Link:
             if not hmac.compare_digest(welcome.proof, expected):
                 raise Malformed(f"who listens there does not know the secret: {_ELSEWHERE}")
         except ConfigError as error:
-            stream.close()
+            link.close()
             raise UnavailableError(str(error)) from None
         except BaseException:
-            stream.close()
+            link.close()
             raise
         return link, welcome
 
@@ -185,22 +175,16 @@ class Link:
         finally:
             link.close()
 
-    def send(self, *messages: object) -> None:
-        """Send some.
+    def send(self, message: object) -> None:
+        """Send a message.
 
         Raises:
             OSError: It did not work in time.
         """
-        self._stream.settimeout(self._timeout_s)
-        self._stream.sendall(b"".join(map(frame, messages)))
+        self._channel.send(encode(message), time.monotonic() + self._timeout_s)
 
     def ask(self, message: object, kind: type[M]) -> M:
-        """Send one, and wait for its answer.
-
-        Raises:
-            OSError: As `receive`.
-            Malformed: As `receive`.
-        """
+        """Send one, and wait for its answer; raises as `send` and `receive`."""
         self.send(message)
         return self.receive(kind)
 
@@ -211,16 +195,10 @@ class Link:
             OSError: None came in time; `RefusedError` if that is what came.
             Malformed: It is another one, or none.
         """
-        until = time.monotonic() + self._timeout_s
-        (size,) = HEAD.unpack(self._exactly(HEAD.size, until))
-        if size > MESSAGE_BYTES_MAX:
-            raise Malformed(f"a message of {size} bytes")
-        found: Message = decoded(self._exactly(size, until))
-        if isinstance(found, InstanceRefused):
-            raise RefusedError(found)
-        if not isinstance(found, kind):
-            raise Malformed(f"{type(found).__name__} where {kind.__name__} belongs")
-        return found
+        frame = self._channel.receive(time.monotonic() + self._timeout_s)
+        if frame is None:
+            raise TimeoutError("the controller is silent")
+        return _of_kind(frame, kind)
 
     def check(self) -> None:
         """Whether it is there, as far as is known without asking.
@@ -229,23 +207,19 @@ class Link:
             OSError: It has ended; `RefusedError` if the controller said why.
             Malformed: It said something else.
         """
-        if select.select([self._stream], [], [], 0)[0]:
-            self.receive(CommandDone)
+        frame = self._channel.receive(time.monotonic())
+        if frame is not None:
+            _of_kind(frame, CommandDone)
 
     def close(self) -> None:
         """End it."""
-        self._stream.close()
+        self._channel.close()
 
-    def _exactly(self, size: int, until: float) -> bytearray:
-        raw = bytearray(size)
-        view, at = memoryview(raw), 0
-        while at < size:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("the controller is silent")
-            self._stream.settimeout(left_s)
-            got = self._stream.recv_into(view[at:])
-            if not got:
-                raise ConnectionResetError("the controller has ended the connection")
-            at += got
-        return raw
+
+def _of_kind(frame: bytes, kind: type[M]) -> M:
+    found: Message = decoded(frame)
+    if isinstance(found, InstanceRefused):
+        raise RefusedError(found)
+    if not isinstance(found, kind):
+        raise Malformed(f"{type(found).__name__} where {kind.__name__} belongs")
+    return found

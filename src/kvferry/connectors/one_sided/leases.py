@@ -22,7 +22,7 @@ from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedO
 from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply, encode
 from kvferry.config import ClientConfig
-from kvferry.connectors.agent import Agent
+from kvferry.connectors.one_sided.agent import Agent
 
 __all__ = ["FAILURES", "Busy", "Contact", "Lease", "Piece", "meet"]
 

@@ -1,1 +1,0 @@
-"""The server's loop: sockets, messages, and the order in which sessions are served."""
