@@ -33,7 +33,7 @@ from kvferry.config import (
 from kvferry.config.cache import CACHE
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.foreign import ALIASES, ENGINE, FOREIGN
-from kvferry.config.integrations import VllmConnectorSettings
+from kvferry.config.integrations import LmcacheSettings, SglangSettings, VllmConnectorSettings
 from kvferry.config.node import NodeSettings
 from kvferry.config.removed import REMOVED
 from kvferry.config.server import ServerConfig, ServerSettings
@@ -462,6 +462,26 @@ def test_a_setting_that_went_says_what_to_do_instead(
     assert instead in message(CacheConfig.load, file(f"cache: {{{name}: 1}}"), environ={})
     assert instead in message(CacheConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
     assert instead in message(CacheConfig.load, environ={}, **{name: 1})
+
+
+@pytest.mark.parametrize("of", [NodeSettings, ControllerConfig])
+def test_a_setting_that_went_from_a_program_says_what_to_do_instead(
+    file: Callable[[str], Path], of: Any
+) -> None:
+    for name, instead in of.removed.items():
+        assert instead in message(of.load, file(f"{of.section}: {{{name}: 1}}"), environ={})
+        variable = f"KVFERRY_{of.section.upper()}_{name.upper()}"
+        assert message(of.load, environ={variable: "1"}).startswith(f"{variable} {instead}")
+        assert message(of, **{name: 1}) == f"{name} {instead}"
+        assert main([of.section, f"--{name.replace('_', '-')}", "1"]) == 2
+
+
+@pytest.mark.parametrize("read", [read_options, SglangSettings.read, LmcacheSettings.read])
+def test_a_setting_that_went_from_an_integration_says_what_to_do_instead(read: Any) -> None:
+    own = {read_options: "tier", SglangSettings.read: "sglang", LmcacheSettings.read: "lmcache"}
+    for name, instead in {**REMOVED["client"], **REMOVED[own[read]]}.items():
+        more = (1 << 20,) if read is read_options else ()
+        assert f"{name} {instead}" in message(read, {name: 1}, *more)
 
 
 def test_a_section_that_was_renamed_says_its_new_name(file: Callable[[str], Path]) -> None:

@@ -37,7 +37,6 @@ from kvferry.config.spec import Spec, plain
 __all__ = [
     "GB",
     "AnySerde",
-    "FixedSerde",
     "Host",
     "Path",
     "PolicyName",
@@ -80,8 +79,7 @@ def word(file: str) -> msgspec.Meta:
 # What many settings are.
 PolicyName = Annotated[str, setting(words=policies)]
 PolicyOrNone = Annotated[str, setting(words=lambda: (*policies(), "none"))]
-FixedSerde = Annotated[str, setting(words=serdes)]  # these are without loss
-Serde = Annotated[str, setting(words=lambda: (*serdes(), "auto"))]
+Serde = Annotated[str, setting(words=lambda: (*serdes(), "auto"))]  # without loss
 AnySerde = Annotated[str, setting(words=lambda: (*serdes(lossy=True), "auto"))]
 Seconds = Annotated[float, setting(gt=0, unit="seconds")]
 Port = Annotated[int, setting(ge=1, le=65535, blank=True)]
