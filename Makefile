@@ -92,7 +92,7 @@ bench-engines: setup  ## what a cache is worth to vLLM; build/bench-engines.{jso
 	  --json build/bench-engines.json --plot build/bench-engines.png $(BENCH)
 
 gpu-report: setup  ## the report of a GPU machine, here with a small model; docs/guides/gpu-report.md
-	@PYTHONPATH=tools:tests/engines/plugins:. $(BIN)/python -m gpu_lane report --profile cpu \
+	@PYTHONPATH=tools $(BIN)/python -m gpu_lane report --profile cpu \
 	  --python "$$($(LANE) vllm-0.32.0)" --out build/gpu-report $(BENCH)
 
 gpu-pack: setup  ## what travels to a GPU machine, into .gpu; PYTHON= is a Python 3.12

@@ -196,7 +196,7 @@ class _CacheServer(LineProcess):
         command = [
             *(sys.executable, "-m", "kvferry.cli.main", "server", "--no-tcp", "--no-http"),
             *("--ipc", f"{directory}/server", "--l1-size-gb", str(pool_gb), "--log-level", "error"),
-            *("--client-share", "1", "--shm-name", f"kvferry-bench-{os.getpid()}"),
+            *("--shm-name", f"kvferry-bench-{os.getpid()}"),
         ]
         super().__init__(command, name="kvferry server", stop_s=15.0, signal=signal.SIGTERM)
         wait_until("kvferry server to listen", (directory / "server").exists)

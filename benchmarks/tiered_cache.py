@@ -16,6 +16,7 @@ from kvferry.cache import TieredCache
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.stores import StoreConfig
+from kvferry.config.tuning import CacheTuning
 from kvferry_lab.bench.intervals import in_turn
 
 __all__ = ["engine_loads", "engine_memory"]
@@ -67,7 +68,7 @@ def engine_memory(lab: Lab) -> Iterator[Bar]:
     kv = PromptKV(lab)
     with closing(_engine(kv, None)) as engine:
         _store(engine, kv)
-        threads = min(engine.config.load_threads, os.cpu_count() or 1)
+        threads = min(engine.config.tuning.load_threads, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads) as workers:
             into, memcpy, pages = in_turn(
                 lab.pairs,
@@ -88,7 +89,7 @@ def _engine(kv: PromptKV, server: ClientConfig | None) -> TieredCache:
         CacheConfig(
             chunk_size=kv.identity.layout.chunk_size,
             max_local_cpu_size=kv.pool_gb,
-            write_queue_bytes_max=2 * kv.size_bytes,
+            tuning=CacheTuning(write_queue_bytes_max=2 * kv.size_bytes),
             retrieve_timeout_s=_CALL_S,
             stores=stores,
         ),

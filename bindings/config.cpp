@@ -96,13 +96,9 @@ net::TlsConfig make_tls_config(const nb::dict& settings) {
   net::TlsConfig tls;
   reader.get("tls", tls.enabled);
   reader.get("tls_ca_file", tls.ca_file);
-  reader.get("tls_ca_dir", tls.ca_dir);
   reader.get("tls_cert_file", tls.cert_file);
   reader.get("tls_key_file", tls.key_file);
-  reader.get("tls_key_password", tls.key_password);
   reader.get("tls_server_name", tls.server_name);
-  reader.get("tls_min_version", tls.min_version);
-  reader.get("tls_ciphers", tls.ciphers);
   reader.get("ktls", tls.ktls);
   const std::string verify = reader.word("tls_verify");
   if (verify == "ca") tls.verify = net::TlsVerify::kCa;

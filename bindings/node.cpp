@@ -7,12 +7,14 @@
 #include "node/node_server.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -87,9 +89,10 @@ node::UserOptions user_of(const nb::dict& user) {
 
 void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_bytes,
                 std::string policy, bool hugetlb, bool prefault, const nb::sequence& users,
-                std::string state_file, std::size_t threads, std::size_t connections_max,
-                std::size_t in_flight_bytes_max, std::size_t value_bytes_max,
-                double stall_timeout_s, std::string version, bool lends, const nb::dict& tls) {
+                std::string state_file, std::size_t threads, std::string version,
+                std::optional<std::size_t> connections_max, std::size_t in_flight_bytes_max,
+                std::optional<std::size_t> value_bytes_max, std::optional<double> stall_timeout_s,
+                bool lends, const nb::dict& tls) {
   node::NodeOptions options;
   options.lends = lends;
   options.tls = make_tls_config(tls);
@@ -102,10 +105,11 @@ void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_by
   options.store.arena = {.hugetlb = hugetlb, .prefault = prefault};
   options.state_file = std::move(state_file);
   options.threads = threads;
-  options.connections_max = connections_max;
+  options.connections_max = connections_max.value_or(options.connections_max);
   options.in_flight_bytes_max = in_flight_bytes_max;
-  options.limits.request.value_bytes_max = value_bytes_max;
-  options.pace.window = from_seconds(stall_timeout_s);
+  std::size_t& value_bytes = options.limits.request.value_bytes_max;
+  value_bytes = value_bytes_max.value_or(value_bytes);
+  if (stall_timeout_s) options.pace.window = from_seconds(*stall_timeout_s);
   options.version = std::move(version);
   Result<std::unique_ptr<node::NodeServer>> made = [&] {
     const GilRelease released;
@@ -161,16 +165,18 @@ nb::dict stats(const NodeOwner& self) {
 void bind_node(nb::module_& module) {
   nb::class_<NodeOwner>(module, "Node", "A RESP server over values in memory.")
       .def("__init__", &start_node, nb::kw_only(), "listen"_a, "size_bytes"_a, "policy"_a,
-           "hugetlb"_a, "prefault"_a, "users"_a, "state_file"_a, "threads"_a, "connections_max"_a,
-           "in_flight_bytes_max"_a, "value_bytes_max"_a, "stall_timeout_s"_a, "version"_a,
-           "lends"_a = false, "tls"_a = nb::dict(),
+           "hugetlb"_a, "prefault"_a, "users"_a, "state_file"_a, "threads"_a, "version"_a,
+           "connections_max"_a = nb::none(), "in_flight_bytes_max"_a = 0,
+           "value_bytes_max"_a = nb::none(), "stall_timeout_s"_a = nb::none(), "lends"_a = false,
+           "tls"_a = nb::dict(),
            nb::sig("def __init__(self, *, listen: collections.abc.Sequence[tuple[str, str, int]], "
                    "size_bytes: int, "
                    "policy: str, hugetlb: bool, prefault: bool, users: "
                    "collections.abc.Sequence[dict[str, typing.Any]], "
-                   "state_file: str, threads: int, connections_max: int, "
-                   "in_flight_bytes_max: int, value_bytes_max: int, stall_timeout_s: float, "
-                   "version: str, lends: bool = False, tls: dict[str, typing.Any] = {}) -> None"))
+                   "state_file: str, threads: int, version: str, "
+                   "connections_max: int | None = None, in_flight_bytes_max: int = 0, "
+                   "value_bytes_max: int | None = None, stall_timeout_s: float | None = None, "
+                   "lends: bool = False, tls: dict[str, typing.Any] = {}) -> None"))
       .def(
           "lend",
           [](const NodeOwner& self, const CacheOwner& cache, const std::string& prefix,

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kvferry.cli.serving import option_of
+from kvferry.cli.serving import declared, option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
-from kvferry.config.setting import Settings, specs
+from kvferry.config.setting import Settings
 from kvferry.config.spec import Spec
 from kvferry.config.stores import StoreSettings
 from kvferry.metrics.cache import cache_families
@@ -97,10 +97,10 @@ LISTED = {"metrics": series, "decisions": decisions}
 
 def rows(of: type[Settings], words: list[str]) -> Iterator[str]:
     """The lines of a class."""
-    for spec in sorted(specs(of).values(), key=lambda spec: not spec.guide):
+    for spec in sorted(declared(of), key=lambda spec: not spec.guide):
         if ("guide" in words and not spec.guide) or ("appendix" in words and spec.guide):
             continue
-        if spec.program and not spec.use:
+        if spec.private or (spec.program and not spec.use):
             continue
         name = option_of(spec) if "options" in words else spec.name
         if name:

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.config import ClientConfig
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Space
 from kvferry.connectors.redis import RedisConnector
 from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.store_channel import in_the_background
-from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 REQUEST_CHUNKS = 128
 JOB_CHUNKS = 16

@@ -22,7 +22,7 @@ __all__ = ["OTHERS", "nameless"]
 OTHERS = {
     "vLLM": (
         *("BlockStored", "OffloadKey", "OffloadingConfig", "OffloadingSpec", "SchedulerOutput"),
-        *("RequestOutput", "VllmConfig", "external_kv_transfer", "offload_prompt_only", "vllm.LLM"),
+        *("RequestOutput", "VllmConfig", "offload_prompt_only", "vllm.LLM"),
         *("VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE", "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"),
         *("--lora-modules", "kvferry.mp", "lmcache.NAME"),  # the last two: keys of its extra config
     ),
@@ -37,7 +37,6 @@ OTHERS = {
             "storage_prefetch_hit_tokens_total",
         ),
     ),
-    "kv-cache-tester": ("claude_code_traces.rle.jsonl.gz",),
     "LMCache": (
         *("ConnectorContext", "LMCacheEngineConfig", "LMCACHE_RESP_HOST", "MemoryObj", "ObjectKey"),
     ),
@@ -45,13 +44,13 @@ OTHERS = {
     "redis-cli and Valkey": ("--askpass", "--bigkeys", "src/commands", "tclsh"),
     "Linux, systemd, processors": (
         *("PR_SET_DUMPABLE", "PR_SET_PDEATHSIG", "kernel.yama.ptrace_scope", "shmem_enabled"),
-        *("st_ctime", "ulimit"),
+        *("st_ctime",),
         *("LimitCORE", "RemoveIPC", "logind.conf"),
         *("io_uring_enter", "pthread_exit", "strtoul", "virtio_net_hdr"),
     ),
     "containers": ("hostIPC", "hostPath", "shareable"),
     "ZeroMQ, prometheus_client, NumPy, pytest, xxHash": (
-        *("ZMQ_HEARTBEAT_IVL", "PROMETHEUS_MULTIPROC_DIR", "ml_dtypes", "conftest.py"),
+        *("PROMETHEUS_MULTIPROC_DIR", "ml_dtypes", "conftest.py"),
         *("doc/xxhash_spec.md",),
     ),
     "numbers": ("EiB", "NaN", "SplitMix64"),

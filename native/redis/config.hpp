@@ -1,6 +1,6 @@
 #pragma once
-// Config: everything a client can be told. The product sets every limit, from the settings of
-// src/kvferry/config/client.py; the values that limits begin with here are for native tests.
+// Config: everything a client can be told. Of what is a setting (src/kvferry/config/client.py) the
+// product gives every value; other limits keep what they begin with here.
 
 #include <cstddef>
 #include <cstdint>

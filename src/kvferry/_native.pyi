@@ -675,7 +675,7 @@ class OnDemandPages:
 class Node:
     """A RESP server over values in memory."""
 
-    def __init__(self, *, listen: Sequence[tuple[str, str, int]], size_bytes: int, policy: str, hugetlb: bool, prefault: bool, users: Sequence[dict[str, Any]], state_file: str, threads: int, connections_max: int, in_flight_bytes_max: int, value_bytes_max: int, stall_timeout_s: float, version: str, lends: bool = False, tls: dict[str, Any] = {}) -> None: ...
+    def __init__(self, *, listen: Sequence[tuple[str, str, int]], size_bytes: int, policy: str, hugetlb: bool, prefault: bool, users: Sequence[dict[str, Any]], state_file: str, threads: int, version: str, connections_max: int | None = None, in_flight_bytes_max: int = 0, value_bytes_max: int | None = None, stall_timeout_s: float | None = None, lends: bool = False, tls: dict[str, Any] = {}) -> None: ...
 
     def lend(self, cache: ChunkCache, prefix: str, identity: bytes, chunk_bytes: int) -> None:
         """Lend the chunks of a cache, under names that begin with the prefix."""

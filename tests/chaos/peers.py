@@ -33,6 +33,7 @@ from chaos.troubles import Troubles
 from chaos.ways import damages, toxics
 from kvferry.chunks.prompt import read_prompt
 from kvferry.config.controller import ControllerConfig
+from kvferry.config.tuning import ControllerTuning
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.membership import HeldIdentity
 from support.engines import CHUNK, prompt, space
@@ -45,7 +46,7 @@ HOME = "127.0.0.2"  # where nodes listen; others reach them through proxies at t
 _PYTHON = (sys.executable, "-X", "faulthandler", "-W", "error")
 WORD = "word"  # without one nobody may stand between two instances
 ANSWER_S = 180.0  # of an instance: more than any of its own limits, on a machine that is full
-HEARTBEATS: dict[str, Any] = {"heartbeat_s": 0.2, "suspect_s": 1.0, "dead_s": 3.0}
+HEARTBEATS = ControllerTuning(heartbeat_s=0.2, suspect_s=1.0, dead_s=3.0)
 
 
 class _Process:
@@ -117,7 +118,7 @@ class _Controller:
         self._ports = self._running.ports
 
     def _start(self) -> None:
-        config = ControllerConfig(port=0, monitor_ports=self._ports, secret=WORD, **HEARTBEATS)
+        config = ControllerConfig(port=0, monitor_ports=self._ports, secret=WORD, tuning=HEARTBEATS)
         self._running = Controller(config)
         self._running.start()
 

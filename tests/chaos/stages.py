@@ -25,11 +25,13 @@ from chaos.troubles import NAME_PREFIX, Troubles, server_troubles
 from chaos.ways import damages, toxics
 from kvferry import AsyncRedisClient, RedisClient
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support.cluster import start_cluster
 from support.proxy import FaultProxy
 from support.sentinel import start_sentinels
 from support.servers import TestServer, find_kind, start_server
 from support.stamps import KIB, MIB
+from support.tuned import tuned
 
 __all__ = ["CONNECTIONS", "LIMITS", "STAGES", "Stage", "lacks", "open_stage"]
 
@@ -83,7 +85,7 @@ def _lanes(
         found = dict(place)
         if way is not None and ways:
             found = {"host": ways[way].host, "port": ways[way].port, **(extra or {})}
-        return {**LIMITS, **found, "client_name": f"{NAME_PREFIX}-{name}"}
+        return tuned(ClientConfig, **(LIMITS | found | {"client_name": f"{NAME_PREFIX}-{name}"}))
 
     def pure_raw(name: str, way: int | None = None) -> Blocking:
         return Blocking(PureRedisClient(**settings(name, way)))

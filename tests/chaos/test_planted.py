@@ -23,10 +23,12 @@ from chaos.runner import run
 from chaos.stages import LIMITS, Stage
 from kvferry import RedisClient
 from kvferry.client.batch import BatchResult, Status
+from kvferry.config import ClientConfig
 from support import clock
 from support.resp import bulk
 from support.scripted import Action, Command, MiniStore, ScriptedServer, Silence
 from support.stamps import KIB
+from support.tuned import tuned
 
 pytestmark = pytest.mark.full  # tests of the harness itself
 
@@ -96,7 +98,7 @@ def a_run(
     with ScriptedServer(store) as server:
 
         def honestly(server: ScriptedServer) -> Caller:
-            return Blocking(RedisClient(server.host, server.port, **LIMITS))
+            return Blocking(RedisClient(server.host, server.port, **tuned(ClientConfig, **LIMITS)))
 
         lane = Lane("raw", SHAPE, lambda: (connect or honestly)(server))
         plan = Plan(seed=1, seconds=seconds, threads=4, late_s=0.8, hung_s=hung_s)
@@ -106,7 +108,7 @@ def a_run(
 def test_an_honest_server_is_not_blamed() -> None:
     def patient(server: ScriptedServer) -> Caller:
         limits = LIMITS | {"timeout_s": 10.0, "stall_timeout_s": 10.0, "connect_timeout_s": 10.0}
-        return Blocking(RedisClient(server.host, server.port, **limits))
+        return Blocking(RedisClient(server.host, server.port, **tuned(ClientConfig, **limits)))
 
     report = a_run(Liar(), patient, seconds=8)
     assert not report.journal.faults
@@ -142,7 +144,7 @@ class Planted(Blocking):
     """A client that does something wrong at every call that is due."""
 
     def __init__(self, server: ScriptedServer) -> None:
-        super().__init__(RedisClient(server.host, server.port, **LIMITS))
+        super().__init__(RedisClient(server.host, server.port, **tuned(ClientConfig, **LIMITS)))
         self.made = 0
 
     def call(self, request: Request) -> BatchResult:
@@ -220,7 +222,7 @@ def test_a_leak_is_found(kind: str) -> None:
 
     class Leaks(Blocking):
         def __init__(self, server: ScriptedServer) -> None:
-            super().__init__(RedisClient(server.host, server.port, **LIMITS))
+            super().__init__(RedisClient(server.host, server.port, **tuned(ClientConfig, **LIMITS)))
 
         def close(self) -> None:
             super().close()

@@ -48,12 +48,12 @@ def test_show_prints_values_with_their_sources(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "64")  # not read beside a file
-    monkeypatch.setenv("KVFERRY_LOAD_THREADS", "3")
+    monkeypatch.setenv("KVFERRY_RETRIEVE_TIMEOUT_S", "3")
     assert main(["config", "show", str(file)]) == 0
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert ["chunk_size", "128", "file"] in lines
-    assert ["load_threads", "3", "KVFERRY_LOAD_THREADS"] in lines
+    assert ["retrieve_timeout_s", "3", "KVFERRY_RETRIEVE_TIMEOUT_S"] in lines
     assert ["eviction_policy", "ARC", "file"] in lines
     assert ["local_cpu", "true", "default"] in lines
     assert ["store", "redis", "redis", "at", "cache-1:6379", "file"] in lines
@@ -99,11 +99,11 @@ def test_check_prints_every_problem(file: Path, capsys: pytest.CaptureFixture[st
 def test_check_looks_into_what_the_settings_name(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text("client: {port: 0}\ncache: {prefill_calibration_file: missing.json}\n")
+    file.write_text("client: {port: 0}\ncache: {p2p_secret_file: missing}\n")
     assert main(["config", "check", str(file)]) == 1
     out = capsys.readouterr().out
     assert "port=0" in out
-    assert "missing.json: No such file" in out
+    assert "missing: No such file" in out
 
 
 def test_without_a_file_the_environment_speaks(

@@ -222,6 +222,7 @@ def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
     left = here / "kvferry" / "1-0.sock"  # of a process that was killed
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(left))
+    os.utime(left, (0, 0))
     assert main(["top", "--once"]) == 0
     out = capsys.readouterr().out
     assert "in 2 processes of this host and user  ready" in out

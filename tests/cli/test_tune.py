@@ -25,7 +25,7 @@ if importlib.util.find_spec("kvferry._native") is None:
     pytest.skip("tune measures the native client, which is not built", allow_module_level=True)
 
 SMALL = ["--mib", "1", "--budget-s", "1", "--connections", "1,2", "--workers", "1"]
-SMALL += ["--windows", "auto,0.25", "--chunks", "0.25"]
+SMALL += ["--chunks", "0.25"]
 BEFORE = "# a comment\ncache: {name: e}\nclient: {db: 0, password: very-secret, workers: 2}\n"
 
 
@@ -59,7 +59,6 @@ def test_the_best_settings_are_written_beside_what_is_there(
     client, tuned = document["client"], document["tuned"]
     assert (client["db"], client["password"], client["workers"]) == (0, "very-secret", 1)
     assert client["connections"] in (1, 2)
-    assert client["window_bytes"] in (None, 1 << 18)
     assert (tuned["chunk_bytes"], tuned["stripe_bytes"]) == (1 << 18, 4 << 20)
     assert tuned["server"] == f"valkey {valkey.version}"
     assert tuned["address"] == f"{valkey.host}:{valkey.port}"
@@ -82,7 +81,7 @@ def test_json_names_what_was_measured(
     assert result["written"] == str(file)
     document = yaml.safe_load(file.read_text())
     assert {name: result[name] for name in ("client", "tuned")} == document
-    assert set(document["client"]) == {"connections", "workers", "window_bytes"}
+    assert set(document["client"]) == {"connections", "workers"}
     assert result["verified_bytes"] >= result["turns"] << 20
     assert result["before"]["workers"] == 1
     assert "points against" in said.err, "talk goes to standard error"
@@ -121,7 +120,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_file(
     [
         (["--connections", "1,x"], "no list like 1,2,4"),
         (["--connections", "0"], "no list like 1,2,4"),
-        (["--windows", "auto,auto"], "each once"),
+        (["--chunks", "1,1"], "each once"),
         (["--chunks", "0.001"], "no list like 1,2,4"),
         (["--budget-s", "0"], "0"),
         (["redis://h?conections=1"], "'connections'"),

@@ -60,7 +60,7 @@ def _none(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Tra
 
 @contextmanager
 def _tier(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
-    limits = {"lookup_timeout_ms": 1000 * PATIENCE_S, "load_stall_ms": 1000 * PATIENCE_S}
+    limits = {"lookup_timeout_ms": 1000 * PATIENCE_S, "tuning": {"load_stall_s": PATIENCE_S}}
     extra = {
         "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
         "spec_module_path": "cpu_tiering",

@@ -113,7 +113,7 @@ def test_ours_reads_what_lmcache_wrote(
 def test_damaged_and_lost_values(
     both: Venv, model: Callable[[str], Path], store: TestServer, serve: Opened, run_engine: Run
 ) -> None:
-    server = serve(ours(store, verify=True, deadline_s=5))
+    server = serve(ours(store, verify=True, timeout_s=5))
     engine = run_engine(both, model("tiny"), server.transfer, **OWN)
     cold = engine.generate(PROMPTS)
     until_stored(store, CHUNKS)

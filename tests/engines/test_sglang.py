@@ -28,7 +28,9 @@ FRAME_BYTES = 64
 SMALL = {"pages": 16, "page_size": 8, "layers": 3, "heads": 2, "dim": 16}
 MLA = {"pages": 16, "page_size": 8, "layers": 3, "rank": 24, "rope": 8}
 REVISION = {"revision": "golden"}
-PATIENT = {"lookup_timeout_s": 10, "load_timeout_s": 20}  # others may use the same cores
+PATIENT = {
+    "tuning": {"lookup_timeout_s": 10, "load_timeout_s": 20}
+}  # others may use the same cores
 
 # The bytes of a stored page, as axes from the outermost in; each part begins behind the bar.
 LAYOUTS = {
@@ -241,7 +243,8 @@ def test_several_pools_agree_on_a_prefix(sglang: Any, store: TestServer) -> None
 def test_the_controller_stores_and_prefetches(sglang: Any, store: TestServer) -> None:
     shape = {**POOLS["page_first"][1], "pages": 32}
     for interface in (1, 0):  # in place, and through flat tensors
-        extra = {"url": store.url, "revision": f"v{interface}", "interface_v1": interface}
+        extra: dict[str, Any] = {"url": store.url, "revision": f"v{interface}"}
+        extra["interface_v1"] = interface
         extra |= PATIENT
         seen = sglang("controller", shape=shape, extra=extra, pages=10)
         assert seen == [80, 80, 80, True]

@@ -24,11 +24,13 @@ import pytest
 
 from kvferry import RedisClient
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support.deployments import Deployment, deployment
 from support.proxy import FaultProxy
 from support.servers import KINDS, TestServer
 from support.tls import ServerTls
 from support.tls_front import TlsFront
+from support.tuned import tuned
 
 CLIENTS: dict[str, type[RedisClient] | type[PureRedisClient]] = {
     "native": RedisClient,
@@ -160,7 +162,7 @@ def _opener(kinds: dict[str, Any], kind: str, way: str) -> Iterator[Callable[...
         def open_client(target: Any = None, **settings: Any) -> Any:
             if target is not None:
                 settings = _reach(target, way, stack) | settings
-            return stack.enter_context(kinds[kind](**settings))
+            return stack.enter_context(kinds[kind](**tuned(ClientConfig, **settings)))
 
         yield open_client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from kvferry import TieredCache
 from kvferry.base.errors import KVFerryError
+from kvferry.config import ClientConfig
 from support import clock
 from support.cluster import Cluster
 from support.engines import (
@@ -32,18 +33,21 @@ from support.proxy import FaultProxy
 from support.servers import TestServer, wait_for
 from support.stamps import within
 from support.toxics import apply, names
+from support.tuned import tuned
 
 Start = Callable[..., TestServer]
-QUICK = "connect_timeout_s=0.3&stall_timeout_s=0.4&timeout_s=1.5"
-PATIENT = "connect_timeout_s=5&stall_timeout_s=20&timeout_s=40"
+QUICK = {"connect_timeout_s": 0.3, "stall_timeout_s": 0.4, "timeout_s": 1.5}
+PATIENT = {"connect_timeout_s": 5, "stall_timeout_s": 20, "timeout_s": 40}
 RETRIEVE_S = 0.8
 SLACK_S = 0.7  # for a machine that does other things as well
 PROMPT = 40 * CHUNK
 
 
-def engine_of(url: str, limits_of_store: str = QUICK, **settings: Any) -> TieredCache:
+def engine_of(
+    url: str, limits_of_store: Mapping[str, float] = QUICK, **settings: Any
+) -> TieredCache:
     """One that gives up soon."""
-    store = {"type": "redis", "url": f"{url}?{limits_of_store}"}
+    store = {"type": "redis", "url": url, **tuned(ClientConfig, **limits_of_store)}
     limits = {"retrieve_timeout_s": RETRIEVE_S, "lookup_timeout_s": 0.3}
     return open_engine(stores=[store], **{**limits, **settings})
 
@@ -264,9 +268,7 @@ def test_a_cluster_with_a_shard_that_is_away(proxied_cluster: Cluster) -> None:
         "type": "redis",
         "topology": "cluster",
         "nodes": list(proxied_cluster.seeds),
-        "connect_timeout_s": 0.3,
-        "stall_timeout_s": 0.4,
-        "timeout_s": 1.5,
+        **tuned(ClientConfig, **QUICK),
     }
     engine = open_engine(stores=[store], retrieve_timeout_s=RETRIEVE_S, lookup_timeout_s=0.3)
     with closing_soon(engine):

@@ -119,8 +119,8 @@ def test_a_call_ends_with_its_server(number: signal.Signals, tmp_path: Path) -> 
 
 def test_a_server_that_was_stopped_does_not_take_its_engines_for_dead(tmp_path: Path) -> None:
     tokens = prompt(4 * CHUNK)
-    times = ("--heartbeat-s", "0.5", "--dead-after-s", "2")
-    with CacheServerProcess(tmp_path, *times, mib=1) as server, Peer(server.endpoint) as peer:
+    times = {"KVFERRY_SERVER_TUNING": '{"heartbeat_s": 0.5, "dead_after_s": 2}'}
+    with CacheServerProcess(tmp_path, mib=1, **times) as server, Peer(server.endpoint) as peer:
         assert peer.attach().store(tokens) == 4
         leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
         server.signal(signal.SIGSTOP)

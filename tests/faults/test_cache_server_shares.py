@@ -25,6 +25,7 @@ from support.views import ask
 WAITING = 89
 MOST = 48  # of one session, that may wait
 LONG_MS = 60_000
+PATIENT = {"KVFERRY_SERVER_TUNING": '{"dead_after_s": 60, "lease_s": 60}'}
 
 
 def hung(command: Command) -> Action | None:
@@ -43,9 +44,10 @@ def server(tmp_path: Path) -> Iterator[CacheServerProcess]:
     """With a store that has everything, and gives nothing out."""
     with ScriptedServer(answer(b":1\r\n", b"TOUCH", b"EXISTS"), hung, MiniStore()) as store:
         resp = {"type": "resp", "host": "127.0.0.1", "port": store.port, "num_workers": 2}
-        resp["stall_timeout_s"] = LONG_MS / 1e3  # else it is unavailable after some seconds
-        arguments = ("--l2-adapter", json.dumps(resp), "--dead-after-s", "60", "--lease-s", "60")
-        with CacheServerProcess(tmp_path, *arguments, mib=4) as server:
+        # Else it is unavailable after some seconds.
+        resp["tuning"] = {"stall_timeout_s": LONG_MS / 1e3}
+        arguments = ("--l2-adapter", json.dumps(resp))
+        with CacheServerProcess(tmp_path, *arguments, mib=4, **PATIENT) as server:
             yield server
 
 
@@ -202,7 +204,7 @@ def test_bodies_of_http_take_neither_memory_nor_hits(tmp_path: Path) -> None:
         b'{"tokens":[' + one * (size // len(one)) + b"1]}" for size in (15 * MIB, 3 * MIB)
     )
     with (
-        CacheServerProcess(tmp_path, "--dead-after-s", "60", mib=4) as server,
+        CacheServerProcess(tmp_path, mib=4, **PATIENT) as server,
         Peer(server.endpoint) as peer,
         ThreadPoolExecutor(20) as callers,
     ):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,15 +104,12 @@ def engine_before(way: Way, recompute_s: float, connections: int) -> TieredCache
         "c_s_per_token": 0.6 * recompute_s / count,
         "d_s_per_token2": 0.4 * recompute_s / count**2,
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(json.dumps(prefill))
-        file.flush()
-        return open_engine(
-            identity=IDENTITY,
-            stores=[{"type": "redis", "url": url}],
-            max_local_cpu_size=0.2,
-            prefill_calibration_file=file.name,
-        )
+    return open_engine(
+        identity=IDENTITY,
+        stores=[{"type": "redis", "url": url}],
+        max_local_cpu_size=0.2,
+        tuning={"prefill": tuple(prefill.values())},
+    )
 
 
 def ratios(engine: TieredCache, requests: int, recompute_s: float) -> list[float]:

@@ -19,10 +19,12 @@ import pytest
 
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support import clock
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import KIB, check, fetch, poisoned, stamped, store, until
+from support.tuned import tuned
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]
@@ -217,5 +219,5 @@ def test_native_for_longer(
 @pytest.mark.ways("tcp", soak=("tls", "unix"))
 def test_pure(redis7: TestServer, proxied: Proxied, reach: Reach, seed: int) -> None:
     proxy = proxied(redis7)
-    with PureRedisClient(**(reach(proxy) | LIMITS)) as client:
+    with PureRedisClient(**tuned(ClientConfig, **(reach(proxy) | LIMITS))) as client:
         _run([(History(seed, RAW_SIZES), client, proxy, False)], seconds=3, threads=2)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from kvferry.chunks.prompt import Prompt, read_prompt
+from kvferry.config.tuning import ServerTuning
 from kvferry.server import protocol as p
 from kvferry.server.client.session_connection import greet
 from kvferry.server.server import Server
@@ -332,7 +333,7 @@ def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
         peer.attach()
         tokens = prompt(2 * CHUNK)
         peer.store(tokens)
-        server._take_over(server.config.replace(lease_s=0.5))
+        server._take_over(server.config.replace(tuning=ServerTuning(lease_s=0.5)))
         leased = peer.want(p.Leased, p.Retrieve, prompt_of(tokens))
         until(lambda: not server.status()["sessions"][0]["leases"], 5)
         assert peer.want(p.Count, p.Release, [leased.lease]).count == 0

@@ -21,9 +21,11 @@ import pytest
 from kvferry import PagePool, RedisClient, Status
 from kvferry.base import errors
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support.clients import KINDS, NATIVE, opened
 from support.scripted import HANDSHAKE, MiniStore, ScriptedServer, silent
 from support.servers import free_port
+from support.tuned import tuned
 
 VALUE_SIZE_BYTES_MAX = 100_000
 
@@ -364,7 +366,7 @@ def test_a_closed_client_takes_no_submission(kind: str) -> None:
 def test_too_many_waiting_commands_are_refused_whole() -> None:
     deaf = ScriptedServer(silent(), MiniStore())
     patient = {"timeout_s": 60.0, "stall_timeout_s": 60.0, "connect_timeout_s": 60.0}
-    with deaf, RedisClient(deaf.host, deaf.port, **patient) as client:
+    with deaf, RedisClient(deaf.host, deaf.port, **tuned(ClientConfig, **patient)) as client:
         keys = ["k"] * 1_000_000
         for _ in range(4):
             client.submit_batch_exists(keys)

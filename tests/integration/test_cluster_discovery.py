@@ -15,12 +15,14 @@ import pytest
 from kvferry import AsyncRedisClient, RedisClient
 from kvferry.base import errors
 from kvferry.client.batch import Status
+from kvferry.config import ClientConfig
 from support.clients import NATIVE, no_takes_s, opened
 from support.cluster import Cluster, keys_of_slot
 from support.programs import run_program
 from support.proxy import FaultProxy
 from support.servers import TestServer, free_port
 from support.stamps import KIB, MIB, fetch, poisoned, store, until, within
+from support.tuned import tuned
 
 StartCluster = Callable[..., Cluster]
 
@@ -29,7 +31,7 @@ QUICK: dict[str, Any] = {"connect_timeout_s": 0.5, "reconnect_max_s": 0.2}
 
 
 def by_url(url: str, **settings: Any) -> Any:
-    return RedisClient.from_url(url, **settings)
+    return RedisClient.from_url(url, **tuned(ClientConfig, **settings))
 
 
 def works(client: Any) -> None:

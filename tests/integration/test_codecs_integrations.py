@@ -19,13 +19,13 @@ from kvferry import RedisClient
 from kvferry.base.errors import ConfigError
 from kvferry.cache.store.coding import Coding
 from kvferry.config.integrations import SglangSettings
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.integrations.sglang.page_store import PagePart, PageStore
 from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.tier_options import read_options
-from kvferry.integrations.vllm.tier.transfers import TierLimits
 from support.connectors import space_of
 from support.lmcache_client import Caller
 from support.servers import TestServer

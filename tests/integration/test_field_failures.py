@@ -54,6 +54,7 @@ from support.holdings import IDENTITY, hashes
 from support.proxy import FaultProxy
 from support.servers import wait_for
 from support.sharing import PROMPT, finds, instances, meets, owner, running_controller
+from support.tuned import tuned
 
 ROOT = Path(__file__).parents[2]
 WORD = "word"  # a proxy is no way in for who knows no secret
@@ -74,7 +75,9 @@ def address_of(controller: Controller, name: str) -> tuple[str, int]:
 def reads_over(engine: TieredCache, name: str, way: FaultProxy, **settings: Any) -> None:
     """It has a peer behind a proxy."""
     settings |= {"username": USER, "password": WORD}
-    config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **settings)
+    config = ClientConfig(
+        host=way.host, port=way.port, same_host="tcp", **tuned(ClientConfig, **settings)
+    )
     engine.tiers.append(open_peer(engine, name, config))
 
 
@@ -99,7 +102,7 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
 def test_an_empty_directory_is_an_alarm_and_heartbeats_are_on_and_far_below_their_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = ControllerConfig()
+    config = ControllerConfig().tuning
     assert 3 * config.heartbeat_s <= config.suspect_s < config.dead_s
     monkeypatch.setattr(views, "_NOBODY_S", 0.0)
     with running_controller() as controller:
@@ -297,7 +300,7 @@ def test_the_times_in_the_guide_are_those_of_the_code() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     guide = (ROOT / "docs" / "guides" / "controller.md").read_text()
-    config = ControllerConfig()
+    config = ControllerConfig().tuning
     assert config.heartbeat_s == 1
     for words in (
         "An instance says every second that it lives",

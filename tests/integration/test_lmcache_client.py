@@ -316,7 +316,7 @@ def test_user_password_and_environment(
     [
         ({"conections": 4}, "'conections'; did you mean 'connections'"),
         ({"num_workers": 0}, "num_workers=0"),
-        ({"deadline_s": -1}, "deadline_s=-1"),
+        ({"deadline_s": 1}, "deadline_s is gone: set timeout_s"),
         ({"verify": "yes"}, "verify='yes'"),
         ({"namespace": "a\nb"}, "namespace"),
         ({"namespace": "x" * 200}, "namespace"),

@@ -20,7 +20,11 @@ from support.stamps import until
 
 DEADLINE_S = 0.5
 SLACK_S = 5.0  # the machine may be busy; without a deadline nothing would ever come
-QUICK: dict[str, Any] = {"deadline_s": DEADLINE_S, "connect_timeout_s": 0.5, "reconnect_max_s": 0.1}
+QUICK: dict[str, Any] = {
+    "timeout_s": DEADLINE_S,
+    "connect_timeout_s": 0.5,
+    "tuning": {"reconnect_max_s": 0.1},
+}
 
 Proxied = Callable[..., FaultProxy]
 
@@ -220,7 +224,8 @@ def test_a_big_value_over_a_slow_way_has_the_time_it_needs(
     """Without a fixed deadline the limit grows with the bytes."""
     way = proxied(valkey)
     way.up.bandwidth_bytes_per_s = 20e6
-    client = KvferryClient(way.host, way.port, 2, timeout_s=0.4, floor_rate_bytes_s=1e6)
+    slow = {"floor_rate_bytes_s": 1e6}
+    client = KvferryClient(way.host, way.port, 2, timeout_s=0.4, tuning=slow)
     caller = Caller(client)
     value = payload(12 * MIB)
     assert caller.set(["k"], [value])[0]

@@ -14,6 +14,7 @@ from kvferry import AsyncRedisClient, RedisClient
 from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import identity_digest
 from kvferry.client.batch import Status
+from kvferry.config import ClientConfig
 from support.presence import (
     LIMIT_S,
     PREFIX,
@@ -25,6 +26,7 @@ from support.presence import (
 )
 from support.secrets import secret
 from support.servers import TestServer, wait_for
+from support.tuned import tuned
 
 Start = Callable[..., TestServer]
 PASSWORD = secret("presence")
@@ -232,7 +234,7 @@ def test_silence_is_not_absence(fresh_server: TestServer) -> None:
 def test_too_many_keys_are_unknown(server: TestServer) -> None:
     server.cli("EVAL", "for i=1,3000 do redis.call('SET', 'kv:' .. i, i) end", 0)
     settings: dict[str, Any] = {"presence_prefix": PREFIX, "presence_keys_max": 1000}
-    with RedisClient(server.host, server.port, **settings) as client:
+    with RedisClient(server.host, server.port, **tuned(ClientConfig, **settings)) as client:
         ends = time.monotonic() + 0.5
         while time.monotonic() < ends:
             assert client.presence(["kv:1", "kv:none"]) == [None, None]

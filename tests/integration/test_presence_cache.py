@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from kvferry import TieredCache
-from kvferry.base.errors import ConfigError
 from kvferry.client.batch import Status
 from kvferry.config import ClientConfig
 from kvferry.connectors.redis import RedisConnector
@@ -153,8 +152,6 @@ def test_it_is_off_where_the_setting_says_so(valkey: TestServer) -> None:
         assert engine.stats()["stores"]["redis"]["presence"] == "off: the setting says so"
         assert valkey.info("clients").get("tracking_clients", "0") == "0"
     assert ClientConfig(presence=False).presence == "off"  # type: ignore[arg-type]  # YAML's off
-    with pytest.raises(ConfigError, match="RESP3"):
-        ClientConfig(presence="on", protocol=2)
 
 
 def test_one_of_a_host_keeps_it_and_the_next_takes_over(valkey: TestServer) -> None:

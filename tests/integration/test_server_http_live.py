@@ -23,7 +23,7 @@ SALT = b"tenant"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    store = StoreConfig.of(type="memory", max_capacity_gb=0.1, shared_name=tmp_path.name)
+    store = StoreConfig.of(type="file", path=str(tmp_path / "kv"), max_capacity_gb=0.1)
     with running(
         tmp_path, mib=4, http=("127.0.0.1", 0), cache={"stores": (store,)}, shm_name="kvferry-http"
     ) as server:

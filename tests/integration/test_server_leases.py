@@ -247,3 +247,19 @@ def test_a_server_that_hangs_costs_a_part_of_computing_once(tmp_path: Path) -> N
         finally:
             server.signal(signal.SIGCONT)
         until(lambda: finder.find(asked(TOKENS)) == 4, LIMIT_S)
+
+
+def test_without_a_server_nothing_is_counted(tmp_path: Path) -> None:
+    with Client(IDENTITY, f"ipc://{tmp_path}/nobody") as client:
+        finder = CacheFinder(client)
+        assert finder.now(asked(TOKENS)) == finder.find(asked(TOKENS)) == 0
+        taken = client.metrics.snapshot()
+        assert taken["kvferry_tokens_requested_total"] == 0
+
+
+def test_a_load_of_nothing_ends_no_lease(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, client), Peer(client.url) as other:
+        found = other.attach().want(p.Found, p.LookupRequest, asked(TOKENS), True, True)
+        assert found.tiers == {"l1": 4}
+        assert other.want(p.Leased, p.Retrieve, asked([])).pages == []
+        assert held(server) == 4

@@ -38,7 +38,7 @@ def opened(valkey: TestServer) -> Iterator[Opened]:
         def make(pool: Any, config: Config | None = None, url: str = "", **extra: Any) -> HostPool:
             config = config or Config()
             settings = SglangSettings.read(
-                {"url": url or valkey.url, "lookup_timeout_s": 5, **extra}
+                {"url": url or valkey.url, "tuning": {"lookup_timeout_s": 5}, **extra}
             )
             client = stack.enter_context(RedisClient.from_config(settings.client))
             places = HostPages(pool, page_indices(pool, 0), *heads_of(pool, config))
@@ -244,7 +244,9 @@ def test_a_server_that_is_away_costs_next_to_nothing(
     opened: Opened, fresh_server: TestServer
 ) -> None:
     pool, keys = MhaPool(), hashes(4)
-    here = opened(pool, url=fresh_server.url, connect_timeout_s=0.5, lookup_timeout_s=0.5)
+    here = opened(
+        pool, url=fresh_server.url, connect_timeout_s=0.5, tuning={"lookup_timeout_s": 0.5}
+    )
     everything = page_indices(pool, 0, 1, 2, 3)
     until(lambda: here.set(keys, everything) == [True] * 4, 10)
     fresh_server.kill()
@@ -265,7 +267,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_stated(
     pool, keys = MhaPool(), hashes(4)
     proxy = proxied(valkey)
     limits = {"lookup_timeout_s": 0.2, "load_timeout_s": 0.3, "store_timeout_s": 0.3}
-    here = opened(pool, url=proxy.url, **limits)
+    here = opened(pool, url=proxy.url, tuning=limits)
     everything = page_indices(pool, 0, 1, 2, 3)
     until(lambda: here.set(keys, everything) == [True] * 4, 10)
     proxy.black_hole()

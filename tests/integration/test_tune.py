@@ -31,10 +31,9 @@ BAR = 0.95
 GRID = Grid(
     connections=(1, 4, 8),
     workers=(1, 4),
-    window_bytes=(None, MIB // 4),
     chunk_bytes=(MIB // 4, MIB),
 )
-WORST = TunePoint(1, 1, MIB // 4, MIB // 4)
+WORST = TunePoint(1, 1, MIB // 4)
 SIZE_BYTES = 8 * MIB
 PAIRS = (9, 15, 25, 41)  # more of them only where fewer leave it open
 
@@ -99,7 +98,7 @@ def test_the_judge_knows_a_coin() -> None:
 def test_what_is_chosen_reaches_the_best_of_a_full_sweep(
     distant: ClientConfig, valkey: TestServer
 ) -> None:
-    start = distant.replace(connections=1, workers=1, window_bytes=MIB // 4)
+    start = distant.replace(connections=1, workers=1)
     said: list[str] = []
     result = Tune(config=start, grid=GRID, size_bytes=SIZE_BYTES, budget_s=10).run(said.append)
     assert result.before == replace(WORST, chunk_bytes=MIB)
@@ -120,7 +119,7 @@ def test_what_is_chosen_reaches_the_best_of_a_full_sweep(
 
 
 def test_a_full_sweep_says_how_near_the_search_came(valkey: TestServer) -> None:
-    grid = Grid(connections=(1, 2), workers=(1,), window_bytes=(None,), chunk_bytes=(MIB // 4,))
+    grid = Grid(connections=(1, 2), workers=(1,), chunk_bytes=(MIB // 4,))
     run = Tune(
         config=ClientConfig.from_url(valkey.url),
         grid=grid,
@@ -142,8 +141,8 @@ def test_keys_are_ours_expire_and_are_few(valkey: TestServer) -> None:
     valkey.cli("SET", "kvferry:tune:of-another", "stays")
     with TuneMeter(ClientConfig.from_url(valkey.url), 2 * MIB) as meter:
         for connections in (1, 4, 1):
-            meter.turn(TunePoint(connections, 1, None, MIB // 2))
-        meter.turn(TunePoint(1, 1, None, MIB))
+            meter.turn(TunePoint(connections, 1, MIB // 2))
+        meter.turn(TunePoint(1, 1, MIB))
         new_clients = 2  # their first turn is run twice
         assert meter.verified_bytes == (4 + new_clients) * 2 * MIB
         ours = [key for key in keys(valkey) if not key.endswith(b"of-another")]
@@ -156,8 +155,8 @@ def test_keys_are_ours_expire_and_are_few(valkey: TestServer) -> None:
 
 def test_many_settings_do_not_pile_up_connections(valkey: TestServer) -> None:
     with TuneMeter(ClientConfig.from_url(valkey.url), MIB) as meter:
-        for window in range(1, 40):
-            meter.turn(TunePoint(4, 1, window * 4096, MIB // 2))
+        for turn in range(40):
+            meter.turn(TunePoint(1 + turn % 20, 1, MIB // 2))
         assert int(valkey.info("clients")["connected_clients"]) < 80
     with pytest.raises(UsageError, match="lower --mib"):
         Tune(config=ClientConfig(), size_bytes=1 << 50).run(print)
@@ -179,7 +178,7 @@ def test_a_server_that_evicts_our_values_ends_it(start: Callable[..., TestServer
     server = start("valkey", "--maxmemory", "12mb", "--maxmemory-policy", "allkeys-lru")
     config = ClientConfig.from_url(server.url)
     with TuneMeter(config, 24 * MIB) as meter, pytest.raises(CapacityError, match="evicted"):
-        meter.turn(TunePoint(1, 1, None, MIB))
+        meter.turn(TunePoint(1, 1, MIB))
     run = Tune(config=config, size_bytes=24 * MIB, budget_s=1)
     with pytest.raises(CapacityError, match="maxmemory has"):
         run.run(print)
@@ -188,7 +187,7 @@ def test_a_server_that_evicts_our_values_ends_it(start: Callable[..., TestServer
 
 def test_settings_that_the_server_refuses_are_left_out(start: Callable[..., TestServer]) -> None:
     server = start("valkey", "--maxclients", "20")
-    grid = Grid(connections=(1, 24), workers=(1,), window_bytes=(None,), chunk_bytes=(MIB // 4,))
+    grid = Grid(connections=(1, 24), workers=(1,), chunk_bytes=(MIB // 4,))
     config = ClientConfig.from_url(server.url).replace(connections=1, connect_timeout_s=2.0)
     result = Tune(config=config, grid=grid, size_bytes=MIB, budget_s=1).run(print)
     assert result.best.connections == 1

@@ -170,6 +170,10 @@ def test_values_that_are_not_what_they_were_are_not_loaded(
     vllm: Vllm, server: TestServer, how: str
 ) -> None:
     request, found = vllm.found(1), CHUNKS * CHUNK
+    # What the lookup has begun to bring is evicted before the load.
+    here, prompt = vllm.engine.memory, vllm.engine._read(request.all_token_ids)
+    wait_for("the lookup's load", lambda: here.ready(prompt)[0] == CHUNKS)
+    vllm.engine.clear(stores=False)
     keys = vllm.engine.keys(request.all_token_ids)
     names = [f"kvf:{vllm.engine.identity.digest.hex()}:{key}" for key in (keys[5], keys[6])]
     values = [server.cli("GET", name) for name in names]

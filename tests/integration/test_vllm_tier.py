@@ -16,7 +16,7 @@ import pytest
 from kvferry.base.errors import ConfigError, UsageError
 from kvferry.integrations.vllm.tier.tier_identity import TierEngine
 from support.servers import TestServer
-from support.vllm_offload_shapes import Locality, Medium, Request, VllmShape
+from support.vllm_offload_shapes import Medium, Request, VllmShape
 from support.vllm_tiers import KEYS, ROW, ROWS, Tier, spec_of, tiny_model, vllm_config
 
 
@@ -209,14 +209,14 @@ def test_events_and_metrics(
 ) -> None:
     shape = VllmShape("0.32.0")
     shape.install(monkeypatch)
-    options = {"changes": {"events": True}, "enable_kv_events": True, "locality": "REMOTE"}
+    options = {"changes": {"events": True}, "enable_kv_events": True}
     one = Tier(shape, store.url, model, backpressure_detector="theirs", **options)
     assert one.tier.bp_detector == "theirs"
     one.tier.submit_store(shape.job(1, KEYS[:2], [0, 1]))
     assert one.tier.take_events() == (), "not before the store has it"
     one.finished()
     (event,) = one.tier.take_events()
-    assert (event.keys, event.removed, event.locality) == (KEYS[:2], False, Locality.REMOTE)
+    assert (event.keys, event.removed) == (KEYS[:2], False)
     assert one.tier.take_events() == ()
     definitions = one.tier.build_metric_definitions({})
     stats = one.tier.get_stats()

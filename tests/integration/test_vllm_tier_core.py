@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from kvferry.base.errors import DeadlineExceeded
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors import load_connector
 from kvferry.integrations.vllm.tier.core import TierCore
 from kvferry.integrations.vllm.tier.lookups import chunk_name
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from support import clock
 from support.connectors import space_of
 from support.corrupt import ServerBytes

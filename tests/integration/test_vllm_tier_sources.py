@@ -120,7 +120,9 @@ def test_a_node_that_goes_away_in_a_load_is_a_load_that_fails(
     own, theirs = nodes
     fill(open_tier(own), shape, KEYS[:1])
     fill(open_tier(theirs), shape, KEYS[1:4])
-    here = open_tier(own, remote_kv_sources=HOSTS, load_timeout_ms=5000, load_stall_ms=1500)
+    here = open_tier(
+        own, remote_kv_sources=HOSTS, tuning={"load_timeout_s": 5, "load_stall_s": 1.5}
+    )
     with FaultProxy(theirs.host, theirs.port) as way:
         assert here.look(KEYS[:4], naming(way.port)) == [shape.hit] * 4
         way.black_hole()

@@ -13,11 +13,13 @@ import pytest
 
 from kvferry import AsyncRedisClient, Status
 from kvferry.base import errors
+from kvferry.config import ClientConfig
 from support.proxy import FaultProxy
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, silent
 from support.servers import TestServer
 from support.stamps import within
+from support.tuned import tuned
 
 SIZE_BYTES = 256 << 10
 # What waits here waits until the test ends it, however long the machine has other work.
@@ -31,7 +33,7 @@ def deaf() -> Iterator[ScriptedServer]:
 
 
 def client_of(server: Any, **settings: Any) -> AsyncRedisClient:
-    return AsyncRedisClient(server.host, server.port, **(PATIENT | settings))
+    return AsyncRedisClient(server.host, server.port, **tuned(ClientConfig, **(PATIENT | settings)))
 
 
 async def round_trip(client: AsyncRedisClient, key: str, value: bytes) -> None:

@@ -14,11 +14,13 @@ import pytest
 
 from kvferry import RedisClient, Status
 from kvferry.base import errors
+from kvferry.config import ClientConfig
 from support import clock
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, silent
 from support.servers import TestServer
 from support.stamps import until, within
+from support.tuned import tuned
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def deaf() -> Iterator[ScriptedServer]:
 def patient(server: ScriptedServer) -> RedisClient:
     """A client whose calls wait until the test ends them, however busy the machine is."""
     limits = dict.fromkeys(("timeout_s", "connect_timeout_s", "stall_timeout_s"), 60.0)
-    return RedisClient(server.host, server.port, **limits)
+    return RedisClient(server.host, server.port, **tuned(ClientConfig, **limits))
 
 
 def open_fds() -> int:

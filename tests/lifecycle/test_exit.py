@@ -26,7 +26,7 @@ import kvferry
 from kvferry.client.pure.client import PureRedisClient
 PORT = int(sys.argv[1])
 # No stall on a busy machine: what is said of one would be heard at the end.
-PATIENT = {"timeout_s": 60, "connect_timeout_s": 60, "stall_timeout_s": 60}
+PATIENT = {"timeout_s": 60, "connect_timeout_s": 60, "tuning": {"stall_timeout_s": 60}}
 buffers = [bytearray(1 << 20) for _ in range(4)]
 keys = ["a", "b", "c", "d"]
 """

@@ -300,10 +300,11 @@ def test_connections_of_the_parent_stay_its_own(valkey: TestServer) -> None:
     """The child's descriptors of the parent's sockets carry no byte of the child."""
     source = """
 import os, sys, kvferry
-client = kvferry.RedisClient(port=int(sys.argv[1]), client_name=f"of-{os.getpid()}")
+client = kvferry.RedisClient(port=int(sys.argv[1]), tuning={"client_name": f"of-{os.getpid()}"})
 client.set("k", b"v")
 if os.fork() == 0:
-    client.config = client.config.__class__(port=client.config.port, client_name="of-child")
+    other = {"client_name": "of-child"}
+    client.config = client.config.__class__(port=client.config.port, tuning=other)
     assert client.get("k", bytearray(1))
     sys.exit()
 os.wait()
@@ -318,7 +319,8 @@ def test_a_child_of_a_parent_that_waits_is_free_at_once() -> None:
     source = """
 import os, sys, time, kvferry
 from support.clock import now_s
-client = kvferry.RedisClient(port=int(sys.argv[1]), timeout_s=60, stall_timeout_s=60)
+patient = {"stall_timeout_s": 60}
+client = kvferry.RedisClient(port=int(sys.argv[1]), timeout_s=60, tuning=patient)
 memory = bytearray(1000)
 batch_id = client.submit_batch_get(["k"], [memory])
 time.sleep(0.2)

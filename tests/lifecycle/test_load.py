@@ -263,7 +263,8 @@ def test_failures_leave_nothing() -> None:
         "import logging; logging.disable()\n"
         + GROWTH
         + """
-client = kvferry.RedisClient("127.0.0.1", PORT, reconnect_min_s=0.001, reconnect_max_s=0.002)
+tuning = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.002}
+client = kvferry.RedisClient("127.0.0.1", PORT, tuning=tuning)
 target = bytearray(100_000)
 def turn():
     assert client.batch_get(["k"], [target])[0].name == "UNAVAILABLE"

@@ -13,6 +13,7 @@ import pytest
 
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
+from kvferry.config.tuning import NodeTuning
 from kvferry.sharing.node import Node, NodeSettings
 from kvferry_lab.bench.server_probe import ServerProbe
 from support.node_server import NodeServer
@@ -44,7 +45,9 @@ def test_a_client_on_the_same_host_finds_the_unix_socket(node: NodeServer) -> No
 
 def test_a_client_of_ipv4_finds_the_socket_of_a_node_that_listens_on_ipv6(tmp_path: Path) -> None:
     listen = ("[::]:0", f"unix:{tmp_path}/s")
-    settings = NodeSettings(listen=listen, size_gb=0.1, prefault=False, password="p")
+    settings = NodeSettings(
+        listen=listen, size_gb=0.1, tuning=NodeTuning(prefault=False), password="p"
+    )
     with Node(settings) as node:
         port = int(node.endpoints[0].rpartition(":")[2])
         config = ClientConfig(host="127.0.0.1", port=port, password="p")

@@ -20,7 +20,7 @@ _NODE = """
 import signal, sys
 from kvferry import RedisClient
 from kvferry.node import Node, NodeSettings
-with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=0.05, threads=2)) as node:
+with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=0.05, tuning={"threads": 2})) as node:
     port = node.endpoints[0].rpartition(":")[2]
     with RedisClient.from_url(f"redis://127.0.0.1:{port}") as client:
         client.set(sys.argv[1], bytes(16384))

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import pytest
 import redis
 
 from kvferry.base.host import usable_cores
 from kvferry.cli.main import main
+from kvferry.config.tuning import NodeTuning
 from kvferry.sharing.node import Node, NodeSettings
 from kvferry.sharing.peers.lending import USER, LendingNode
 from support import clock
@@ -25,7 +25,8 @@ from support.secrets import secret
 
 LIMIT_S = 60.0  # also of a machine that has other work
 PASSWORD = secret("node")
-SMALL = ("--size-gb", "0.05", "--no-prefault", "--threads", "2")
+SMALL = ("--size-gb", "0.05")
+TUNING = '{"prefault": false, "threads": 2}'
 
 
 class Process:
@@ -37,7 +38,7 @@ class Process:
             [sys.executable, "-m", "kvferry.cli.main", "node", *SMALL, *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**kept, **environ},
+            env={**kept, "KVFERRY_NODE_TUNING": TUNING, **environ},
         )
         assert self.process.stdout is not None
         self.said = b""
@@ -103,7 +104,9 @@ def test_state_comes_back_after_an_end_and_not_after_a_kill(tmp_path: Path) -> N
 
 def test_unless_told_it_has_no_more_threads_than_cores() -> None:
     cores = os.sched_getaffinity(0)
-    settings = NodeSettings(listen=("127.0.0.1:0",), size_gb=0.05, prefault=False)
+    settings = NodeSettings(
+        listen=("127.0.0.1:0",), size_gb=0.05, tuning=NodeTuning(prefault=False)
+    )
     found = []
     try:
         for some in (cores, {min(cores)}):
@@ -118,7 +121,7 @@ def test_unless_told_it_has_no_more_threads_than_cores() -> None:
         os.sched_setaffinity(0, cores)
     assert [threads for threads, _ in found] == [expected for _, expected in found]
     assert found[1][0] == {1}
-    assert _threads(msgspec.structs.replace(settings, threads=3)) == 3
+    assert _threads(settings.replace(tuning=NodeTuning(threads=3))) == 3
 
 
 def _threads(settings: NodeSettings) -> int:

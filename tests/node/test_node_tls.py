@@ -26,7 +26,7 @@ def settings_of(certs: Certificates, **settings: Any) -> NodeSettings:
         **{
             "listen": ("127.0.0.1:0",),
             "size_gb": 0.1,
-            "prefault": False,
+            "tuning": {"prefault": False},
             "tls_cert_file": certs.server.cert_file,
             "tls_key_file": certs.server.key_file,
             "tls_ca_file": certs.ca_file,
@@ -62,7 +62,9 @@ def test_our_client_writes_and_reads_values_of_every_size(
 ) -> None:
     sizes = [1, 16_383, 16_384, 16_385, (1 << 20) + 1, len(VALUE)]
     keys = [f"k{size}" for size in sizes]
-    with RedisClient(host="localhost", port=port_of(secured), protocol=protocol, **shown) as client:
+    with RedisClient(
+        host="localhost", port=port_of(secured), tuning={"protocol": protocol}, **shown
+    ) as client:
         for _ in range(3):
             values = [VALUE[:size] for size in sizes]
             assert client.batch_set(keys, values).ok

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from kvferry.config.tuning import NodeTuning
 from kvferry.sharing.node import Node, NodeSettings
 from support.node_server import NodeServer
 from support.secrets import secret
@@ -115,7 +116,10 @@ def test_users_have_their_prefixes(tmp_path: Any) -> None:
     )
     users.chmod(0o600)
     settings = NodeSettings(
-        listen=("127.0.0.1:0",), size_gb=1 / 64, prefault=False, users_file=str(users)
+        listen=("127.0.0.1:0",),
+        size_gb=1 / 64,
+        tuning=NodeTuning(prefault=False),
+        users_file=str(users),
     )
     with Node(settings) as node:
         port = int(node.endpoints[0].rpartition(":")[2])
@@ -131,13 +135,3 @@ def test_users_have_their_prefixes(tmp_path: Any) -> None:
             for words in (("GET", "b:1"), ("SET", "a:1", b"y" * 100_000)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     reader.execute_command(*words)
-
-
-def test_a_node_that_may_be_read_only() -> None:
-    with NodeServer(size_gb=1 / 64, read_only=True) as server:
-        talk: Any = redis.Redis(port=server.port)
-        with talk:
-            assert talk.get("a") is None
-            for words in (("SET", "a", "x"), ("FLUSHALL",)):
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    talk.execute_command(*words)

@@ -117,13 +117,13 @@ def test_cluster(fresh_cluster: Start, kind: str) -> None:
     slot = cluster.slot(key)
     source = cluster.owner(slot)
     target = next(node for node in cluster.nodes[:3] if node is not source)
-    with RedisClient(cluster.host, cluster.port, **settings, protocol=2) as client:
+    with RedisClient(cluster.host, cluster.port, **settings, tuning={"protocol": 2}) as client:
         use(client)
         migration = cluster.begin_migration(source, target, slot)
         assert not client.exists(key)  # by ASK
         migration.abort()
     # Some nodes of a young cluster learn later than others of the replicas.
-    settings |= {"read_from": "replica", "topology_refresh_s": 0.5}
+    settings |= {"read_from": "replica", "tuning": {"topology_refresh_s": 0.5}}
     with CLIENTS[0](cluster.host, cluster.port, **settings) as client:
         until(lambda: _connected_replicas(client), 10)
         use(client)

@@ -30,6 +30,7 @@ from kvferry.base.errors import ConfigError, UnavailableError, UsageError
 from kvferry.base.local_secret import folder, local_secret
 from kvferry.chunks.prompt import read_prompt
 from kvferry.config.node import NodeSettings
+from kvferry.config.tuning import NodeTuning
 from kvferry.integrations.vllm.connector import ranks as ranks_module
 from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.rpc.local import local_url
@@ -367,7 +368,9 @@ def test_a_controller_whose_secret_cannot_be_used_any_more_says_so_to_who_asks(
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "GET"])
 def test_a_page_in_a_browser_writes_nothing_to_a_node(method: str) -> None:
-    with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=0.01, prefault=False)) as node:
+    with Node(
+        NodeSettings(listen=("127.0.0.1:0",), size_gb=0.01, tuning=NodeTuning(prefault=False))
+    ) as node:
         port = int(node.endpoints[0].rpartition(":")[2])
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with suppress(http.client.HTTPException, ConnectionError):

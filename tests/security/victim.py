@@ -26,7 +26,9 @@ from typing import Any, Self
 from kvferry import RedisClient
 from kvferry.base.errors import KVFerryError
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
 from support import clock
+from support.tuned import tuned
 
 HANG_S = 120.0
 SAMPLE_S = 0.005
@@ -173,7 +175,9 @@ def _suffer(
     logging.getLogger("kvferry").addHandler(listener)
     statuses, seconds = [], []
     with _Meter() as meter:
-        client: Any = (RedisClient if kind == "native" else PureRedisClient)(**settings)
+        client: Any = (RedisClient if kind == "native" else PureRedisClient)(
+            **tuned(ClientConfig, **settings)
+        )
         for what in calls:
             began = clock.now_s()
             status, said = _call(client, what, [f"key {index}" for index in range(keys)])

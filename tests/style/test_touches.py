@@ -10,6 +10,7 @@ import functools
 import re
 from pathlib import Path
 
+import msgspec
 import prose
 import pytest
 
@@ -18,6 +19,7 @@ from kvferry.chunks.prompt import Prompt
 from kvferry.client.native import _native_fields
 from kvferry.config.client import ClientConfig
 from kvferry.config.setting import specs
+from kvferry.config.tuning import ClientTuning
 from kvferry.connectors.base import job_limit_s
 from kvferry.metrics import CacheMetrics, cache
 from kvferry.metrics.series import Family
@@ -100,12 +102,30 @@ def test_metric_of_the_cache_stands_in_two_files(monkeypatch: pytest.MonkeyPatch
 
 
 def test_default_limit_stands_in_one_file() -> None:
-    (only,) = said("a default time limit")
-    limits = ("connect_timeout_s", "reconnect_min_s", "reconnect_max_s")  # nobody else has these
-    for name in limits:
-        assert specs(ClientConfig)[name].unit == "seconds"
-        assert files_with(rf"(?m)^    {name}: .*= [\d.]+$") == {only}
-    assert {"timeout_s", "connect_timeout_s", "stall_timeout_s"} <= set(_native_fields())
+    settings, tuning, _ = said("a default time limit")
+    limit = r"(?m)^    {}: .*= [\d.]+$"
+    assert specs(ClientConfig)["connect_timeout_s"].unit == "seconds"
+    assert files_with(limit.format("connect_timeout_s")) == {settings}
+    for name in ("reconnect_min_s", "reconnect_max_s", "topology_refresh_s"):
+        assert files_with(limit.format(name)) == {tuning}
+    assert {"timeout_s", "connect_timeout_s"} <= set(_native_fields())
+
+
+def test_what_is_no_setting_is_in_native_code_what_it_is_in_python() -> None:
+    stated = {
+        name: value
+        for line in product()[said("a default time limit")[2]].splitlines()
+        if (declared := re.match(r"  [\w:<> ]+ (\w+) = ([^;]+);", line))
+        for name, value in [declared.groups()]
+    }
+    seconds = {"kSecond": "1", "kMilli": "1e-3", "kMiB": "(1 << 20)", "'": ""}
+    for item, value in msgspec.structs.asdict(ClientTuning()).items():
+        name = re.sub(r"_s$", "", item).replace("value_size_bytes", "value_bytes")
+        told = stated.get(name, stated.get(f"{name}_per_s", ""))
+        for unit, factor in seconds.items():
+            told = told.replace(unit, factor)
+        if item != "ktls":
+            assert eval(told) == (value or 0), item
 
 
 def test_jobs_of_stores_have_the_limit_of_clients() -> None:

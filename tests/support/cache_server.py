@@ -21,6 +21,7 @@ from kvferry.server.memory.segments import SHARED_MEMORY
 from kvferry.server.server import Server
 from support.servers import free_port
 from support.stamps import until
+from support.tuned import tuned
 
 _PORTS_MAX = 5
 
@@ -29,9 +30,10 @@ _PORTS_MAX = 5
 def running(tmp_path: Path, *, mib: float = 16, **settings: Any) -> Iterator[Server]:
     """A server in a thread of this process, on an ipc socket: `server.config.endpoints[0]`."""
     cache = settings.pop("cache", {})
+    settings = tuned(ServerConfig, **{"drain_s": 5.0, **settings})
     config = ServerConfig(
         cache=CacheConfig(max_local_cpu_size=mib / 1024, **cache),
-        **{"endpoints": (f"ipc://{tmp_path}/server",), "http": None, "drain_s": 5.0, **settings},
+        **{"endpoints": (f"ipc://{tmp_path}/server",), "http": None, **settings},
     )
     server = Server(config)
     thread = threading.Thread(target=server.run, name="server")

@@ -19,12 +19,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from kvferry import AsyncCacheNamespace, AsyncRedisClient, RedisClient
+from kvferry import AsyncCacheNamespace, AsyncRedisClient, ClientConfig, RedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.servers import TestServer
 from support.stamps import until
+from support.tuned import tuned
 
 NATIVE = ("native", "asyncio")
 KINDS = (*NATIVE, "pure")
@@ -64,7 +65,7 @@ def tls_port_of(server: TestServer, way: Any = None, **settings: Any) -> SimpleN
 @contextmanager
 def opened(kind: str, target: Any, **settings: Any) -> Iterator[Any]:
     """A client of that kind, of a server, proxy, cluster...; closed at the end of the block."""
-    settings = getattr(target, "settings", {}) | settings
+    settings = tuned(ClientConfig, **(getattr(target, "settings", {}) | settings))
     if kind == "native":
         with RedisClient(target.host, target.port, **settings) as blocking:
             yield blocking

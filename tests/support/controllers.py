@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvferry.config.controller import ControllerConfig
 from support import instances
 from support.processes import Process
+from support.tuned import tuned
 from support.views import ask
 
 __all__ = ["ControllerProcess", "many"]
@@ -22,12 +24,14 @@ class ControllerProcess(Process):
 
     def __init__(self, **settings: Any) -> None:
         given = {"port": 0, "monitor_ports": '{"pull": 0, "reply": 0, "heartbeat": 0}'}
+        settings = tuned(ControllerConfig, **given, **settings)
+        environ = {"KVFERRY_CONTROLLER_TUNING": json.dumps(settings.pop("tuning", {}))}
         words = [
             word
-            for name, value in {**given, **settings}.items()
+            for name, value in settings.items()
             for word in (f"--{name.replace('_', '-')}", value)
         ]
-        super().__init__("controller", *words)
+        super().__init__("controller", *words, **environ)
         found = self.says(r"controller at (\S+); instances at \S+, ports: (.*)")
         self.says("ready")
         self.url = found[1]

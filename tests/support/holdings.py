@@ -21,6 +21,7 @@ from kvferry.sharing.membership import (
     Result,
     WorkDone,
 )
+from support.tuned import tuned
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -113,7 +114,7 @@ class FakeCache:
 def config(**settings: Any) -> ControllerConfig:
     """Of a controller on free ports, with quick heartbeats."""
     given: dict[str, Any] = {"port": 0, "monitor_ports": ANY_PORTS, "heartbeat_s": 0.1}
-    return ControllerConfig(**{**given, **settings})
+    return ControllerConfig(**tuned(ControllerConfig, **{**given, **settings}))
 
 
 @contextmanager

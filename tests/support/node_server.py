@@ -14,6 +14,7 @@ from typing import Any, Self
 from kvferry.sharing.node import Node, NodeSettings
 from support.resp import ReplyError, encode, read_reply
 from support.servers import HOST
+from support.tuned import tuned
 
 __all__ = ["NodeServer"]
 
@@ -42,7 +43,7 @@ class NodeServer:
 
     def _start(self, port: int, settings: dict[str, Any]) -> Node:
         listen = (f"{HOST}:{port}", f"unix:{self.unix_path}")
-        return Node(NodeSettings(listen=listen, **settings))
+        return Node(NodeSettings(listen=listen, **tuned(NodeSettings, **settings)))
 
     @property
     def _user(self) -> str:

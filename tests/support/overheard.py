@@ -175,7 +175,7 @@ def _on_result(_: None, result: BatchResult, *_args: object) -> None:
 
 
 def _on_config(_: None, config: ClientConfig) -> None:
-    for text in (config.password, config.sentinel_password, config.tls_key_password):
+    for text in (config.password, config.sentinel_password):
         secrets.register(text)
     _ears.hear("repr of a ClientConfig", f"{config!r} {config.address}")
 

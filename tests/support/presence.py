@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvferry import RedisClient
+from kvferry import ClientConfig, RedisClient
 from kvferry.client.native import NativeClient
 from support.servers import TestServer, wait_for
+from support.tuned import tuned
 
 LIMIT_S = 15.0  # of every wait; a view needs milliseconds
 PREFIX = "kv:"
@@ -22,7 +23,7 @@ PREFIX = "kv:"
 def watched(server: Any, **settings: Any) -> Iterator[RedisClient]:
     """A client of a server or proxy whose view is complete."""
     settings = {"presence_prefix": PREFIX, "connections": 2} | settings
-    with RedisClient(server.host, server.port, **settings) as client:
+    with RedisClient(server.host, server.port, **tuned(ClientConfig, **settings)) as client:
         await_synced(client)
         yield client
 

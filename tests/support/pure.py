@@ -6,6 +6,8 @@ import random
 from typing import Any
 
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import ClientConfig
+from support.tuned import tuned
 
 MIB = 1 << 20
 
@@ -17,4 +19,4 @@ def payload(size: int, seed: int = 0) -> bytes:
 
 def connect(target: Any, **settings: Any) -> PureRedisClient:
     """A client of a server or proxy fixture."""
-    return PureRedisClient(target.host, target.port, **settings)
+    return PureRedisClient(target.host, target.port, **tuned(ClientConfig, **settings))

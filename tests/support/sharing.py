@@ -22,6 +22,7 @@ from kvferry.sharing.peers.instance import Sharing
 from support.engines import CHUNK, open_engine
 from support.programs import Program
 from support.servers import wait_for
+from support.tuned import tuned
 
 __all__ = [
     "PROMPT",
@@ -64,7 +65,7 @@ def running_controller(**settings: Any) -> Iterator[Controller]:
     ports = {"pull": 0, "reply": 0, "heartbeat": 0}
     quick = {"heartbeat_s": 0.2, "suspect_s": 0.6, "dead_s": 2.0}
     settings = {"port": 0, "monitor_ports": ports, **quick, **settings}
-    controller = Controller(ControllerConfig(**settings))
+    controller = Controller(ControllerConfig(**tuned(ControllerConfig, **settings)))
     controller.start()
     try:
         yield controller

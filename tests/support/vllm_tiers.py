@@ -32,7 +32,7 @@ __all__ = [
 ROW, ROWS = 16 << 10, 8
 LIMIT_S = 20.0
 KEYS = [bytes([number]) * 32 + bytes(4) for number in range(1, ROWS + 1)]
-PATIENT = {"lookup_timeout_ms": 10_000, "load_stall_ms": 10_000}
+PATIENT = {"lookup_timeout_ms": 10_000, "tuning": {"load_stall_s": 10}}
 
 
 def tiny_model(directory: Path) -> Path:

@@ -12,6 +12,7 @@ import pytest
 import kvferry
 from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig
+from kvferry.config.cache import read_calibration
 from kvferry.config.setting import specs
 from support.config import SECRET, message
 
@@ -24,7 +25,6 @@ def test_defaults_are_those_of_the_field() -> None:
     assert (config.retrieve_timeout_s, config.lookup_timeout_s) == (10.0, None)
     assert config.stores == ()
     assert config.l1_bytes == 5 * 2**30
-    assert config.prefill is None
     assert repr(config) == "CacheConfig()"
     assert kvferry.CacheConfig is CacheConfig
     assert kvferry.StoreConfig is StoreConfig
@@ -63,8 +63,8 @@ def test_it_is_frozen_comparable_and_can_be_sent() -> None:
         ({"retrieve_timeout_s": float("inf")}, "a number of seconds above 0 to 86400"),
         ({"retrieve_timeout_s": None}, "a number of seconds"),
         ({"lookup_timeout_s": 0}, "a number of seconds"),
-        ({"write_queue_bytes_max": -1}, "a whole number of bytes from 0"),
-        ({"load_threads": 0}, "a whole number of threads from 1 to 256"),
+        ({"write_queue_bytes_max": 1}, "write_queue_bytes_max is gone"),
+        ({"load_threads": 2}, "load_threads is gone"),
         ({"recompute": "maybe"}, "use auto or never"),
         ({"stores": ({"type": "redis"},)}, "StoreConfig.of"),
     ],
@@ -82,19 +82,18 @@ def test_policies_may_be_spelled_as_people_do(text: str) -> None:
     assert CacheConfig(**settings).eviction_policy == "S3-FIFO"
 
 
-def test_prefill_comes_from_a_file(tmp_path: Path) -> None:
+def test_a_calibration_is_read_strictly(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     numbers = {"a_s": 0.01, "c_s_per_token": 4e-5, "d_s_per_token2": 1e-10}
     file.write_text(json.dumps({**numbers, "gpu": "h100"}))
-    config = CacheConfig(prefill_calibration_file=str(file))
-    assert config.prefill == (0.01, 4e-5, 1e-10)
+    assert read_calibration(file) == (0.01, 4e-5, 1e-10)
     for content in ("", "[]", "{", '{"a_s": 1}', json.dumps({**numbers, "a_s": -1})):
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"calibration\.json"):
-            _ = config.prefill
+            read_calibration(file)
     file.unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        _ = config.prefill
+        read_calibration(file)
 
 
 def test_stores_have_names_of_their_own() -> None:
@@ -159,9 +158,7 @@ def test_names_of_adapters_of_others_are_understood() -> None:
     file = StoreConfig.of(
         type="fs", base_path="/kv", use_odirect=False, num_workers=2, max_capacity_gb=9
     )
-    assert (file.type, file.path, file.direct) == ("file", "/kv", "off")
-    for given, direct in (({"use_odirect": True}, "auto"), ({"direct": True}, "on")):
-        assert StoreConfig.of(type="file", path="/kv", max_capacity_gb=1, **given).direct == direct
+    assert (file.type, file.path) == ("file", "/kv")
     plugin = StoreConfig.of(
         type="native_plugin", module_path="m", class_name="C", adapter_params={"a": 1}
     )
@@ -179,21 +176,16 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         "host": "h",
         "password": SECRET,
     }
-    assert spec(type="file", path="/kv", max_capacity_gb=2, fsync="data") == {
+    assert spec(type="file", path="/kv", max_capacity_gb=2) == {
         "type": "file",
         "path": "/kv",
         "capacity_gb": 2.0,
-        "fsync": "data",
-        "direct": "auto",
-        "io_uring": True,
     }
     memory = {"type": "memory", "capacity_gb": 1.0}
     assert spec(type="memory", max_capacity_gb=1, name="fast") == memory
-    assert spec(type="memory", max_capacity_gb=1, shared_name="s") == {**memory, "name": "s"}
     assert spec(type="plugin", module_path="m", class_name="C", params={"a": 1}) == {
         "type": "plugin",
-        "module_path": "m",
-        "class_name": "C",
+        "module_path": "m:C",
         "params": {"a": 1},
     }
 
@@ -211,10 +203,10 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         ({"type": "file", "max_capacity_gb": 1}, "needs path"),
         ({"type": "file", "max_capacity_gb": 1, "path": ""}, "the path of a directory"),
         (
-            {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "sometimes"},
-            "never, data or full",
+            {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "data"},
+            "fsync is gone",
         ),
-        ({"type": "plugin", "module_path": "m"}, "needs class_name"),
+        ({"type": "plugin", "module_path": "m"}, "with class_name"),
         ({"type": "plugin", "module_path": "m", "class_name": "C", "url": "redis://h"}, "url"),
         ({"type": "redis", "path": "/x"}, "path is set without type='file'"),
         ({"type": "redis", "url": f"redis://:{SECRET}@h:x"}, "malformed"),

@@ -63,11 +63,11 @@ def test_the_call_wins_over_the_file_that_over_the_environment(file: Path) -> No
         "KVFERRY_CHUNK_SIZE": "32",
         "LMCACHE_CHUNK_SIZE": "64",
         "KVFERRY_LOCAL_CPU": "True",
-        "KVFERRY_LOAD_THREADS": "3",
+        "KVFERRY_RETRIEVE_TIMEOUT_S": "3",
         "KVFERRY_HUGETLB": "",
     }
     config = load(file, environ, chunk_size=48, lookup_timeout_s=None)
-    assert (config.chunk_size, config.load_threads, config.local_cpu) == (48, 3, False)
+    assert (config.chunk_size, config.retrieve_timeout_s, config.local_cpu) == (48, 3, False)
     assert (config.lookup_timeout_s, config.hugetlb) == (1, False)
     assert load(file, environ).chunk_size == 16
     assert load(None, environ).chunk_size == 32
@@ -78,7 +78,9 @@ def test_the_call_wins_over_the_file_that_over_the_environment(file: Path) -> No
 
 def test_variables_of_lmcache_are_read_where_no_file_is_named(file: Path) -> None:
     environ = {"LMCACHE_CHUNK_SIZE": "64", "LMCACHE_CACHE_POLICY": "FIFO"}
-    assert load(put(file, "cache: {load_threads: 3}\n"), environ) == CacheConfig(load_threads=3)
+    assert load(put(file, "cache: {retrieve_timeout_s: 3}\n"), environ) == CacheConfig(
+        retrieve_timeout_s=3
+    )
     config = load(None, environ)
     assert (config.chunk_size, config.eviction_policy) == (64, "FIFO")
 
@@ -91,7 +93,7 @@ def test_every_setting_knows_its_source(file: Path) -> None:
     assert found.values["eviction_policy"] == ("LRU", "default")
     assert found.values["retrieve_timeout_s"] == (2.0, "KVFERRY_RETRIEVE_TIMEOUT_S")
     assert found.values["local_cpu"] == (False, "call")
-    assert found.values["load_threads"] == (4, "default")
+    assert found.values["recompute"] == ("auto", "default")
     assert [source for _, source in found.stores] == ["file"]
     assert examine(environ=environ).values["eviction_policy"] == ("FIFO", "LMCACHE_CACHE_POLICY")
 

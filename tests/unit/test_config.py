@@ -11,6 +11,8 @@ import pytest
 from kvferry.base.credentials import Credentials
 from kvferry.base.errors import ConfigError, UsageError
 from kvferry.config import ClientConfig
+from kvferry.config.removed import REMOVED
+from kvferry.config.tuning import ClientTuning
 from support.config import SECRET, message
 
 pytestmark = pytest.mark.presence
@@ -27,7 +29,7 @@ def _provide() -> Credentials:
 def test_defaults_are_those_of_a_local_server() -> None:
     config = ClientConfig()
     assert config.address == "localhost:6379"
-    assert (config.password, config.db, config.protocol, config.ttl_s) == (None, 0, 3, None)
+    assert (config.password, config.db, config.ttl_s) == (None, 0, None)
     assert repr(config) == "ClientConfig()"
 
 
@@ -52,15 +54,14 @@ def test_secrets_are_in_no_representation() -> None:
         tls=True,
         tls_cert_file="cert.pem",
         tls_key_file="key.pem",
-        tls_key_password=SECRET,
         credentials=functools.partial(Credentials, None, SECRET),
     )
     assert SECRET not in f"{everything} {everything!r} {everything.address}"
-    assert repr(everything).count("'***'") == 3
+    assert repr(everything).count("'***'") == 2
 
 
 def test_deadline_grows_with_bytes() -> None:
-    config = ClientConfig(timeout_s=2, floor_rate_bytes_s=10e6)
+    config = ClientConfig(timeout_s=2, tuning=ClientTuning(floor_rate_bytes_s=10e6))
     assert config.deadline_s(0) == 2
     assert config.deadline_s(40_000_000) == 6
 
@@ -73,7 +74,6 @@ def test_deadline_grows_with_bytes() -> None:
         ({"port": True}, "whole number"),
         ({"db": -1}, "whole number"),
         ({"connections": 0}, "whole number"),
-        ({"attempts_max": 0}, "whole number"),
         ({"timeout_s": 0}, "above 0"),
         ({"timeout_s": float("nan")}, "above 0"),
         ({"timeout_s": float("inf")}, "above 0"),
@@ -82,30 +82,20 @@ def test_deadline_grows_with_bytes() -> None:
         ({"ttl_s": 0}, "from 0.001"),
         ({"ttl_s": 0.0001}, "a number of seconds from 0.001"),
         ({"ttl_s": 1e13}, "from 0.001 to 1000000000000"),
-        ({"protocol": 4}, "use 3"),
         ({"host": ""}, "use a host name"),
         ({"host": f"redis://:{SECRET}@h"}, "from_url"),
         ({"unix_path": ""}, "use a path"),
-        ({"client_name": "two words"}, "without spaces"),
         ({"username": "u"}, "set both"),
         ({"password": SECRET.encode()}, "use a text"),
         ({"password": SECRET + "\ud800"}, "surrogate"),
-        ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "reconnect_min_s"),
         # TLS.
         ({"tls": "yes"}, "true or false"),
-        ({"ktls": 1}, "true or false"),
         ({"tls_ca_file": "ca"}, "tls_ca_file is set without tls"),
-        ({"tls_key_password": SECRET}, "tls_key_password is set without tls"),
         ({"tls_verify": "none"}, "tls_verify is set without tls"),
-        ({"tls_min_version": "1.3"}, "tls_min_version is set without tls"),
         (TLS | {"tls_verify": "no"}, "use full, ca or none"),
-        (TLS | {"tls_min_version": "1.1"}, "use 1.2 or 1.3"),
-        (TLS | {"tls_min_version": 1.1}, "use 1.2 or 1.3"),
         (TLS | {"tls_ca_file": ""}, "use a path"),
         (TLS | {"tls_cert_file": "c"}, "without tls_key_file"),
         (TLS | {"tls_key_file": "k"}, "without tls_cert_file"),
-        (TLS | {"tls_key_password": SECRET}, "without tls_key_file"),
-        (TLS | {"tls_key_password": SECRET.encode()}, "use a text"),
         (TLS | {"tls_server_name": "a b"}, "use a host name"),
         (TLS | {"unix_path": "/s"}, "Unix socket"),
         # Where servers are.
@@ -131,19 +121,15 @@ def test_deadline_grows_with_bytes() -> None:
         ({"read_from": "replica"}, "set without topology='cluster' or 'sentinel'"),
         (CLUSTER | {"read_from": "anywhere"}, "use primary"),
         (CLUSTER | {"read_from": "az"}, "needs availability_zone"),
-        ({"topology_refresh_s": 0}, "above 0"),
         ({"same_host": "sometimes"}, "auto, tcp or unix"),
         ({"same_host": "unix", "host": "cache-1"}, "at an address of this host"),
         ({"same_host": "unix", "tls": True}, "without tls"),
         ({"same_host": "unix", **CLUSTER}, "is for one server"),
-        ({"nodes_max": 0}, "whole number from 1 to 2048"),
-        ({"nodes_max": 2049}, "whole number from 1 to 2048"),
         # Credentials, presence.
         ({"credentials": SECRET}, "a str"),
         ({"credentials": _provide, "password": SECRET}, "one or the other"),
-        ({"presence_prefix": "kv:", "protocol": 2}, "RESP3"),
         ({"presence_prefix": b"kv:"}, "use a text"),
-        ({"presence_keys_max": 0}, "whole number"),
+        ({"tuning": {"stall_s": 1}}, "tuning is not valid"),
     ],
 )
 def test_bad_setting_is_refused_with_advice(settings: dict[str, object], advice: str) -> None:
@@ -185,9 +171,13 @@ def test_settings_of_one_server_keep_what_is_not_about_where() -> None:
     assert watched.for_sentinel("s", 8) == ClientConfig(host="s", port=8, password=SECRET)
 
 
-def test_a_version_may_be_a_number_as_yaml_has_it() -> None:
-    settings: dict[str, Any] = {"tls": True, "tls_min_version": 1.3}
-    assert ClientConfig(**settings).tls_min_version == "1.3"
+@pytest.mark.parametrize("name", sorted(REMOVED["client"]))
+def test_what_is_gone_says_what_to_do_instead(name: str) -> None:
+    said = f"{name} {REMOVED['client'][name]}"
+    assert message(ClientConfig, **{name: 1}) == said
+    assert message(ClientConfig.from_env, {}, **{name: 1}) == said
+    assert message(ClientConfig.from_url, f"redis://h?{name}=1", environ={}).endswith(said)
+    assert ClientConfig.from_env({}, **{name: None}) == ClientConfig(), "as older files have it"
 
 
 def test_environment_precedence() -> None:

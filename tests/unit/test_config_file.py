@@ -66,7 +66,7 @@ def test_what_is_not_there_has_its_default(file: Path, text: str) -> None:
 
 
 def test_null_is_the_default_also_against_the_url(file: Path) -> None:
-    put(file, "client:\n  url: redis://h?window_bytes=1024&db=3\n  window_bytes: null\n  port: ~\n")
+    put(file, "client:\n  url: redis://h?timeout_s=7&db=3\n  timeout_s: null\n  port: ~\n")
     assert load_client_config(file, environ={}) == ClientConfig(host="h", db=3)
 
 
@@ -135,14 +135,14 @@ def test_clusters_tls_and_sentinels(file: Path) -> None:
     put(
         file,
         "client:\n  url: rediss+cluster://a\n  nodes: [b, 'c:7']\n  tls_ca_file: /ca.pem\n"
-        "  tls_min_version: 1.3\n  ktls: false\n",
+        "  connections: 3\n",
     )
     config = load_client_config(file, environ={})
     assert config.seeds == (("a", 6379), ("b", 6379), ("c", 7))
-    assert (config.topology, config.tls, config.ktls) == ("cluster", True, False)
-    assert (config.tls_ca_file, config.tls_min_version) == ("/ca.pem", "1.3")
+    assert (config.topology, config.tls, config.connections) == ("cluster", True, 3)
+    assert config.tls_ca_file == "/ca.pem"
     assert load_client_config(file, environ={}, url="redis://h") == ClientConfig(
-        host="h", ktls=False
+        host="h", connections=3
     )
     put(file, f"client: {{url: 'redis+sentinel://s1,s2/m', sentinel_password: {SECRET}}}\n")
     config = load_client_config(file, environ={})
@@ -180,8 +180,8 @@ def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
             "client: {password: 12345}",
             "password is not valid; use a text of at most 16384 bytes and put it in quotes",
         ),
-        ("client: {client_name: yes}", "put it in quotes"),
-        (f"client: {{tls_key_password: {SECRET}}}", "tls"),
+        ("client: {availability_zone: yes}", "put it in quotes"),
+        (f"client: {{tls_key_password: {SECRET}}}", "tls_key_password is gone"),
         (f"client: {{password: {SECRET}, nodes: h:1}}", "nodes"),
         (f"client: {{url: 'redis://:{SECRET}@h:x'}}", "malformed"),
         (f"client: {{url: 'redis://:{SECRET}@h?conections=4'}}", "'connections'"),
@@ -222,8 +222,8 @@ def test_what_is_wrong_is_said_without_the_secret(file: Path, text: str, advice:
 
 
 def test_a_combination_that_cannot_be_names_the_file_that_took_part(file: Path) -> None:
-    said = refusal(file, "client: {reconnect_min_s: 2}\n", reconnect_max_s=1)
-    assert "reconnect_min_s" in said
+    said = refusal(file, "client: {unix_path: /s}\n", tls=True)
+    assert "Unix socket" in said
     with pytest.raises(ConfigError, match="unknown setting 'conections'"):
         load_client_config(put(file, ""), environ={}, conections=1)
 

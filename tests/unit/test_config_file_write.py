@@ -30,12 +30,12 @@ def put(file: Path, text: str) -> Path:
 def test_saving_keeps_what_is_not_ours(file: Path) -> None:
     put(file, f"cache:\n- {{when: 2026-01-02, tau: 6.28}}\nclient: {{password: {SECRET}, db: 2}}\n")
     save_client_settings(
-        file, {"connections": 16, "window_bytes": None}, others={"tuned": {"chunk_bytes": 4096}}
+        file, {"connections": 16, "ttl_s": None}, others={"tuned": {"chunk_bytes": 4096}}
     )
     before = yaml.safe_load("cache:\n- {when: 2026-01-02, tau: 6.28}\n")
     assert yaml.safe_load(file.read_text()) == {
         **before,
-        "client": {"password": SECRET, "db": 2, "connections": 16, "window_bytes": None},
+        "client": {"password": SECRET, "db": 2, "connections": 16, "ttl_s": None},
         "tuned": {"chunk_bytes": 4096},
     }
     assert load_client_config(file, environ={}) == ClientConfig(

@@ -32,9 +32,10 @@ from kvferry.config import (
 )
 from kvferry.config.cache import CACHE
 from kvferry.config.controller import ControllerConfig
-from kvferry.config.foreign import ALIASES, ENGINE, FOREIGN, EngineSettings
-from kvferry.config.integrations import VllmConnectorSettings
+from kvferry.config.foreign import ALIASES, ENGINE, FOREIGN
+from kvferry.config.integrations import LmcacheSettings, SglangSettings, VllmConnectorSettings
 from kvferry.config.node import NodeSettings
+from kvferry.config.removed import REMOVED
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.stores import StoreSettings
@@ -378,7 +379,7 @@ def test_every_setting_of_lmcache_has_a_place() -> None:
     places = [set(ALIASES), set(FOREIGN), set(CACHE.known)]
     for one, other in itertools.combinations(places, 2):
         assert not one & other
-    assert ENGINE.keys() == specs(EngineSettings).keys()
+    assert ENGINE.keys() <= CACHE.known.keys()
     assert {name for name, _ in ENGINE.values()} <= specs(VllmConnectorSettings).keys()
     assert {name for name, _ in ALIASES.values()} <= set(CACHE.known)
 
@@ -453,14 +454,34 @@ def test_memory_that_the_host_does_not_have_is_one_sentence(
     assert "kvferry.max_local_cpu_size" in said
 
 
-@pytest.mark.parametrize("name", ["prefill_a_s", "prefill_c_s_per_token"])
+@pytest.mark.parametrize("name", sorted(REMOVED["cache"] | REMOVED["vllm"]))
 def test_a_setting_that_went_says_what_to_do_instead(
     file: Callable[[str], Path], name: str
 ) -> None:
-    instead = "write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
+    instead = f"{(REMOVED['cache'] | REMOVED['vllm'])[name]}"
     assert instead in message(CacheConfig.load, file(f"cache: {{{name}: 1}}"), environ={})
     assert instead in message(CacheConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
     assert instead in message(CacheConfig.load, environ={}, **{name: 1})
+
+
+@pytest.mark.parametrize("of", [NodeSettings, ControllerConfig])
+def test_a_setting_that_went_from_a_program_says_what_to_do_instead(
+    file: Callable[[str], Path], of: Any
+) -> None:
+    for name, instead in of.removed.items():
+        assert instead in message(of.load, file(f"{of.section}: {{{name}: 1}}"), environ={})
+        variable = f"KVFERRY_{of.section.upper()}_{name.upper()}"
+        assert message(of.load, environ={variable: "1"}).startswith(f"{variable} {instead}")
+        assert message(of, **{name: 1}) == f"{name} {instead}"
+        assert main([of.section, f"--{name.replace('_', '-')}", "1"]) == 2
+
+
+@pytest.mark.parametrize("read", [read_options, SglangSettings.read, LmcacheSettings.read])
+def test_a_setting_that_went_from_an_integration_says_what_to_do_instead(read: Any) -> None:
+    own = {read_options: "tier", SglangSettings.read: "sglang", LmcacheSettings.read: "lmcache"}
+    for name, instead in {**REMOVED["client"], **REMOVED[own[read]]}.items():
+        more = (1 << 20,) if read is read_options else ()
+        assert f"{name} {instead}" in message(read, {name: 1}, *more)
 
 
 def test_a_section_that_was_renamed_says_its_new_name(file: Callable[[str], Path]) -> None:

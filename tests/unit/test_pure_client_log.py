@@ -13,6 +13,7 @@ from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.connection import Connection
 from kvferry.client.pure.dial import DialRefused
 from kvferry.config import ClientConfig
+from kvferry.config.tuning import ClientTuning
 
 
 def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
@@ -24,7 +25,9 @@ def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
     def dial(config: ClientConfig, deadline: float) -> Connection:
         raise DialRefused(next(answers))
 
-    config = ClientConfig(host="cache-1", reconnect_min_s=1e-6, reconnect_max_s=1e-6)
+    config = ClientConfig(
+        host="cache-1", tuning=ClientTuning(reconnect_min_s=1e-6, reconnect_max_s=1e-6)
+    )
     monkeypatch.setattr(pure_client, "dial", dial)
     client = PureRedisClient.from_config(config)
     with caplog.at_level(logging.WARNING):

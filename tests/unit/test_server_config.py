@@ -13,8 +13,8 @@ import pytest
 
 from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, examine
-from kvferry.config.server import SERVER, ServerConfig, ServerSettings
-from kvferry.config.setting import specs
+from kvferry.config.removed import REMOVED
+from kvferry.config.server import SERVER, ServerConfig
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
 from kvferry.server.memory.preflight import check_shared_memory
@@ -22,7 +22,7 @@ from support.config import SECRET, message, written
 
 GIB = 1 << 30
 PREFIX = "KVFERRY_SERVER_"
-SETTINGS = specs(ServerSettings)
+SETTINGS = SERVER.known
 
 
 def load(
@@ -53,15 +53,9 @@ SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
     ("http_port", 1001, 1002, 1003, lambda c: c.http and c.http[1]),
     ("http_token", "one", "two", "three", lambda c: c.http_token),
     ("shm_name", "one", "two", "three", lambda c: c.shm_name),
-    ("hugepages", True, False, True, lambda c: c.hugepages),
-    ("numa", 1, 2, 3, lambda c: c.numa),
+    ("hugetlb", True, False, True, lambda c: c.cache.hugetlb),
     ("state_file", "/a", "/b", "/c", lambda c: str(c.state_file)),
     ("token", "one", "two", "three", lambda c: c.token),
-    ("lease_s", 1.5, 2.5, 3.5, lambda c: c.lease_s),
-    ("heartbeat_s", 1.5, 2.5, 3.5, lambda c: c.heartbeat_s),
-    ("dead_after_s", 11, 12, 13, lambda c: c.dead_after_s),
-    ("client_share", 0.1, 0.2, 0.3, lambda c: c.client_share),
-    ("drain_s", 0, 2, 3, lambda c: c.drain_s),
 ]
 
 
@@ -185,17 +179,17 @@ ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"type": "fs", "base_path": "/kv", "max_capacity_gb": 5}, {"type": "file", "path": "/kv"}),
     (
         {"type": "fs_native", "base_path": "/kv", "max_capacity_gb": 5, "use_odirect": False},
-        {"type": "file", "direct": "off"},
+        {"type": "file"},
     ),
     ({"type": "file", "path": "/kv", "max_capacity_gb": 5, "num_workers": 4}, {"type": "file"}),
     ({"type": "memory", "max_capacity_gb": 1}, {"type": "memory"}),
     (
         {"type": "plugin", "module_path": "m", "class_name": "C", "params": {"a": 1}},
-        {"module_path": "m", "class_name": "C", "params": {"a": 1}},
+        {"module_path": "m:C", "params": {"a": 1}},
     ),
     (
         {"type": "native_plugin", "module_path": "m:C", "adapter_params": {"a": 1}},
-        {"type": "native_plugin", "class_name": "C", "params": {"a": 1}},
+        {"type": "native_plugin", "module_path": "m:C", "params": {"a": 1}},
     ),
 ]
 
@@ -251,7 +245,7 @@ def test_adapters_that_cannot_be(adapter: dict[str, Any], said: str) -> None:
     ],
 )
 def test_adapters_that_are_no_json_are_never_quoted(text: str, said: str) -> None:
-    found = message(SETTINGS["l2_adapters"].parse, text, "--l2-adapter")
+    found = message(SETTINGS["stores"].parse, text, "--l2-adapter")
     assert found.startswith("--l2-adapter ")
     assert said in found
     assert said in message(load, None, {"KVFERRY_SERVER_L2_ADAPTER": text})
@@ -274,20 +268,20 @@ LISTENING: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("given", "endpoints"), LISTENING)
 def test_where_engines_connect(given: dict[str, Any], endpoints: tuple[str, ...]) -> None:
-    assert load(**given).endpoints == endpoints
+    made = ServerConfig(**given) if "endpoints" in given else load(**given)
+    assert made.endpoints == endpoints
 
 
-def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]) -> None:
-    path = file("server: {endpoints: ['tcp://127.0.0.1:1', 'ipc:///a']}")
-    assert load(path).endpoints == ("tcp://127.0.0.1:1", "ipc:///a")
-    assert load(path, port=7).endpoints == ("tcp://127.0.0.1:7",)
-    assert load(path, {"KVFERRY_SERVER_PORT": "7"}).endpoints == load(path).endpoints
+def test_parts_of_listening_are_settings_like_others(file: Callable[[str], Path]) -> None:
     path = file("server: {port: 7}")
-    assert load(path, endpoints=["ipc:///b"]).endpoints == ("ipc:///b",)
+    assert load(path, ipc="/a").endpoints == ("tcp://127.0.0.1:7", "ipc:///a")
+    assert load(path, {"KVFERRY_SERVER_IPC": "/a"}, tcp=False).endpoints == ("ipc:///a",)
+    path = file("server: {endpoints: ['ipc:///a']}")
+    assert "endpoints is gone: use host, port and ipc" in message(load, path)
 
 
 def test_beyond_this_host_it_takes_a_token() -> None:
-    assert "token_file" in message(load, endpoints=["tcp://*:5555"])
+    assert "token_file" in message(ServerConfig, endpoints=["tcp://*:5555"])
     for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
         assert "token_file" in message(load, host=host)
         assert load(host=host, token="t").token == "t"
@@ -351,7 +345,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"endpoints": ["tcp://cache-1:1"]}, "no name"),
     ({"endpoints": ["ipc://@abstract"]}, "absolute path"),
     ({"endpoints": ["ipc:///a", "ipc:///a"]}, "twice"),
-    ({"endpoints": ["ipc:///a"], "port": 3}, "the same; keep one"),
     ({"http_port": -1}, "http_port=-1"),
     ({"http_token": f"{SECRET} "}, "http_token is not valid"),
     ({"token": f"{SECRET} "}, "token is not valid"),
@@ -360,12 +353,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shm_name": "a/b"}, "shm_name='a/b'"),
     ({"shm_name": "../b"}, "shm_name='../b'"),
     ({"shm_name": "x" * 65}, "shm_name="),
-    ({"numa": -1}, "numa=-1"),
-    ({"lease_s": 0}, "lease_s=0"),
-    ({"lease_s": float("nan")}, "lease_s=nan"),
-    ({"heartbeat_s": 6}, "dead_after_s=5 is not above heartbeat_s=6"),
-    ({"client_share": 1.1}, "client_share=1.1"),
-    ({"drain_s": -1}, "drain_s=-1"),
+    ({"prefault": 2}, "prefault=2"),
+    ({"hugepages": True}, "hugepages is called hugetlb"),
+    ({"tuning": {"lease": 1}}, "tuning is not valid"),
     ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of the cache"),
     ({"cache": 5}, "cache is no CacheConfig"),
     ({"cache": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
@@ -374,7 +364,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda v: str(v)[:40])
 def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
-    assert said in message(load, None, {}, **given)
+    assert said in message(ServerConfig if "endpoints" in given else load, **given)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED["server"]))
+def test_what_is_gone_says_what_to_do_instead(file: Callable[[str], Path], name: str) -> None:
+    said = REMOVED["server"][name]
+    path = file(f"server: {{{name}: 1}}")
+    assert message(load, path) == f"{path}: server: {name} {said}"
+    variable = PREFIX + name.upper()
+    assert message(load, None, {variable: "1"}) == f"{variable} {said}"
+    assert message(load, None, {}, **{name: 1}) == f"{name} {said}"
+    assert message(ServerConfig, **{name: 1}) == f"{name} {said}"
 
 
 def test_a_file_s_errors_name_it(file: Callable[[str], Path]) -> None:
@@ -398,7 +399,7 @@ def test_the_same_thing_twice_in_one_place(file: Callable[[str], Path]) -> None:
 
 def test_made_directly_it_is_checked_too() -> None:
     assert "cache" in message(ServerConfig, cache="x")
-    assert "lease_s" in message(ServerConfig, lease_s=-1)
+    assert "numactl" in message(ServerConfig, numa=1)
     assert "http" in message(ServerConfig, http="127.0.0.1:80")
     assert "http" in message(ServerConfig, http=("127.0.0.1", "80"))
     assert "no address" in message(ServerConfig, http=("cache-1", 80))
@@ -462,21 +463,12 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
     files = {"mounts": mounts, "proc": proc}
     one, two = (
-        ServerConfig(hugepages=True, cache=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
+        ServerConfig(cache=CacheConfig(hugetlb=True, max_local_cpu_size=gb)) for gb in (1, 2)
     )
     assert "mount -t hugetlbfs" in message(check_shared_memory, one, **files)
     mounts.write_text(f"none {tmp_path} hugetlbfs rw 0 0\n")
     check_shared_memory(one, **files)
     assert "vm.nr_hugepages=1024" in message(check_shared_memory, two, **files)
-
-
-def test_a_node_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "node0").mkdir()
-    cache = CacheConfig(max_local_cpu_size=0.001)
-    check_shared_memory(ServerConfig(numa=0, cache=cache), nodes=tmp_path)
-    assert "numa=1" in message(
-        check_shared_memory, ServerConfig(numa=1, cache=cache), nodes=tmp_path
-    )
 
 
 # --- Shown ---

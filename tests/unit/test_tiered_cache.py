@@ -445,7 +445,7 @@ def test_a_store_that_hangs_costs_no_more_than_the_time_limit() -> None:
 
 def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
     store = Slow()
-    with open_engine(store, write_queue_bytes_max=8 * LAYOUT.chunk_bytes) as engine:
+    with open_engine(store, tuning={"write_queue_bytes_max": 8 * LAYOUT.chunk_bytes}) as engine:
         store.gate.clear()
         a, b = prompt(96), prompt(96, 1)
         assert engine.store(a, expected(a)).queued == {"store0": 6}

@@ -22,20 +22,20 @@ def test_the_mix_counts_bytes_and_not_calls() -> None:
 
 def test_grid_holds_each_point_once() -> None:
     points = GRID.points()
-    assert len(points) == len(set(points)) == (1 + 2 + 3 + 4 + 4 + 4) * 5 * 4
+    assert len(points) == len(set(points)) == (1 + 2 + 3 + 4 + 4 + 4) * 4
     assert all(point.workers <= point.connections for point in points)
     assert all(GRID.at(point) == point for point in points)
     assert TunePoint() in points
 
 
 def test_a_point_off_the_grid_moves_onto_it() -> None:
-    small = Grid(connections=(2, 4), workers=(3,), window_bytes=(MIB,), chunk_bytes=(MIB,))
-    assert small.at(TunePoint()) == TunePoint(4, 3, MIB, MIB)
-    assert small.at(TunePoint(1, 1)) == TunePoint(2, 2, MIB, MIB)
-    assert small.points() == [TunePoint(2, 2, MIB, MIB), TunePoint(4, 3, MIB, MIB)]
-    assert small.plane(TunePoint(2, 2, MIB, MIB), "connections") == [
-        TunePoint(2, 2, MIB, MIB),
-        TunePoint(4, 3, MIB, MIB),
+    small = Grid(connections=(2, 4), workers=(3,), chunk_bytes=(MIB,))
+    assert small.at(TunePoint()) == TunePoint(4, 3, MIB)
+    assert small.at(TunePoint(1, 1)) == TunePoint(2, 2, MIB)
+    assert small.points() == [TunePoint(2, 2, MIB), TunePoint(4, 3, MIB)]
+    assert small.plane(TunePoint(2, 2, MIB), "connections") == [
+        TunePoint(2, 2, MIB),
+        TunePoint(4, 3, MIB),
     ]
     with pytest.raises(UsageError, match="workers"):
         replace(small, workers=())

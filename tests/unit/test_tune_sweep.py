@@ -19,7 +19,7 @@ from kvferry_lab.tune.sweep import Sweep
 
 MIB = 1 << 20
 GRID = Grid()
-SEEDS = range(12)
+SEEDS = range(24)
 
 Speed = Callable[[TunePoint], float]
 
@@ -28,20 +28,18 @@ def near(p: TunePoint) -> float:
     """Four streams at most; values of 2 MiB suit the server best."""
     streams = min(p.connections, 4)
     speed = {1: 0.55, 2: 0.9, 4: 1.0}[streams] * (0.6 + 0.4 * min(p.workers, streams) / streams)
-    speed /= 1 + 0.15 * abs(math.log2(p.chunk_bytes / (2 * MIB)))
-    return 5 * speed / (1 + 0.06 * abs(math.log2((p.window_bytes or MIB // 2) / (MIB // 2))))
+    return 5 * speed / (1 + 0.15 * abs(math.log2(p.chunk_bytes / (2 * MIB))))
 
 
 def far(p: TunePoint) -> float:
     """5 ms away, 0.6 GB/s for a connection, 1.5 GB/s for a worker."""
-    in_flight = max(p.window_bytes or 20 * MIB, p.chunk_bytes)
-    rate = min(min(0.6, in_flight / 0.005 / 1e9) * p.connections, 1.5 * p.workers, 6.0)
+    rate = min(0.6 * p.connections, 1.5 * p.workers, 6.0)
     return rate * (1.0 if p.chunk_bytes >= MIB else 0.8)
 
 
 def ridge(p: TunePoint) -> float:
-    """The windows of all connections together should hold 32 MiB: two axes that depend."""
-    steps = math.log2((p.window_bytes or MIB) * p.connections / (32 * MIB))
+    """The values of all connections together should be 16 MiB: two axes that depend."""
+    steps = math.log2(p.chunk_bytes * p.connections / (16 * MIB))
     return 4 / (1 + 0.25 * steps * steps) * (0.7 + 0.3 * min(p.workers, 4) / 4)
 
 
@@ -53,8 +51,7 @@ def many(p: TunePoint) -> float:
 
 def few(p: TunePoint) -> float:
     """One core for everything: one connection is best."""
-    speed = 3 / (1 + 0.1 * math.log2(p.connections) + 0.1 * math.log2(p.workers))
-    return speed * (1 if p.window_bytes in (None, MIB // 4) else 0.9)
+    return 3 / (1 + 0.1 * math.log2(p.connections) + 0.1 * math.log2(p.workers))
 
 
 @dataclass
@@ -111,7 +108,7 @@ def test_without_noise_the_best_is_found(speed: Speed) -> None:
 def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise: float) -> None:
     machines = [Machine(speed, seed, noise, drift=0.15) for seed in SEEDS]
     ratios = [reached(speed, machine.sweep().search(TunePoint(), 60)) for machine in machines]
-    assert sum(ratio >= 0.95 for ratio in ratios) >= len(ratios) - 1, ratios
+    assert sum(ratio >= 0.95 for ratio in ratios) >= len(ratios) * 11 / 12, ratios
     assert min(ratios) > 0.85
     assert max(machine.now_s for machine in machines) < 62, "the budget is 60 s"
 
@@ -120,7 +117,7 @@ def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise
 def test_a_slow_server_gets_fewer_turns_and_not_more_time(size_mib: int) -> None:
     machine = Machine(far, size_bytes=size_mib * MIB)
     found = machine.sweep().search(TunePoint(), 60)
-    longest_s = 2.7 * machine.size_bytes / 1e9 / far(TunePoint(1, 1, 256 << 10, MIB // 2))
+    longest_s = 2.7 * machine.size_bytes / 1e9 / far(TunePoint(1, 1, MIB // 2))
     assert machine.now_s < 60 + 3 * longest_s
     assert far(found) >= far(TunePoint())
 
@@ -130,6 +127,8 @@ def test_where_all_is_equal_the_defaults_stay(noise: float) -> None:
     for seed in SEEDS:
         found = Machine(lambda point: 3.0, seed, noise).sweep().search(TunePoint(), 60)
         changed = [axis for axis in AXES if getattr(found, axis) != getattr(TunePoint(), axis)]
+        if found.workers == found.connections:  # where those go, workers must
+            changed.remove("workers")
         assert len(changed) <= (1 if noise else 0), found
 
 

@@ -42,11 +42,11 @@ def test_the_file_of_lmcache_is_understood_as_it_is(tmp_path: Path) -> None:
 def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "kvferry.yaml"
     file.write_text("cache:\n  chunk_size: 32\n  max_local_cpu_size: 2\n")
-    single = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "4", "KVFERRY_LOAD_THREADS": "3"}
+    single = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "4", "KVFERRY_RETRIEVE_TIMEOUT_S": "3"}
     environ = {"KVFERRY_CONFIG_FILE": str(file), **single}
     extra = {"kvferry.chunk_size": 64, "somebody.else": 1, "lmcache.mp.port": 2}
     cache = read_settings(extra, 16, environ=environ).cache
-    assert (cache.chunk_size, cache.max_local_cpu_size, cache.load_threads) == (64, 2.0, 3)
+    assert (cache.chunk_size, cache.max_local_cpu_size, cache.retrieve_timeout_s) == (64, 2.0, 3)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_p
         ({"kvferry.chunk_sise": 16}, "chunk_sise"),
         ({"kvferry.chunk_size": "many"}, "chunk_size"),
         ({"kvferry.save_generated": "often"}, "save_generated"),
-        ({"kvferry.save_buffer_gb": -1}, "save_buffer_gb"),
+        ({"kvferry.save_buffer_gb": 1}, "save_buffer_gb is gone"),
         ({"kvferry.layerwise": "perhaps"}, "layerwise"),
         ({"kvferry.remote_serde": "cachegen"}, "remote_serde"),
     ],
@@ -67,15 +67,13 @@ def test_what_is_unknown_or_wrong_is_refused_by_name(extra: dict[str, Any], name
 
 def test_settings_of_its_own() -> None:
     made = read_settings({}, 16, environ={})
-    assert (made.save_generated, made.layerwise, made.save_bytes_max) == (True, "auto", None)
+    assert (made.save_generated, made.layerwise) == (True, "auto")
     extra = {
         "kvferry.save_generated": False,
         "kvferry.layerwise": "always",
-        "kvferry.save_buffer_gb": 0.5,
     }
     made = read_settings(extra, 16, environ={})
     assert (made.save_generated, made.layerwise) == (False, "always")
-    assert made.save_bytes_max == 1 << 29
 
 
 def test_a_request_waits_for_stores_as_long_as_was_said_or_as_it_pays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -420,7 +421,11 @@ def test_what_a_killed_rank_has_left_is_in_nobodys_way(engine_id: str) -> None:
     path = folder() / f"{address(engine_id, 0)}.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
+        assert address(engine_id, 0) not in running()
+        assert path.exists(), "it may be about to listen"
+    os.utime(path, (0, 0))
     assert address(engine_id, 0) not in running()
+    assert not path.exists()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     (answers,) = opened(engine_id, Rank(3))

@@ -1,7 +1,7 @@
 """What travels to a GPU machine, and the report that is made there.
 
 PYTHONPATH=tools python -m gpu_lane pack --python python3.12
-PYTHONPATH=tools:. python -m gpu_lane report --half 1 --out FOLDER
+PYTHONPATH=tools python -m gpu_lane report --half 1 --out FOLDER
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("part")
         else:
             one.add_argument("--half", choices=["1", "2", "smoke", "all"], default="all")
+            one.add_argument("--parts", nargs="+", help="these, instead of a half")
         one.add_argument("--profile", choices=["gpu", "smoke", "cpu"], default="gpu")
         one.add_argument("--out", type=Path, required=True)
         one.add_argument("--python", type=Path, default=Path(sys.executable))
@@ -42,10 +43,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     from gpu_lane.report import HALVES, Options, run, run_part
 
-    parts = [chosen.part] if chosen.command == "part" else HALVES[chosen.half]
+    is_part = chosen.command == "part"
+    parts = [chosen.part] if is_part else chosen.parts or HALVES[chosen.half]
     out, python = chosen.out.absolute(), chosen.python.absolute()
     options = Options(chosen.profile, parts, out, python, chosen.slow)
-    if chosen.command == "part":
+    if is_part:
         run_part(chosen.part, options)
         return 0
     return run(options)

@@ -36,7 +36,7 @@ __all__ = ["Door", "Engines", "Lane", "write_model"]
 
 _OURS = "kvferry.integrations.vllm"
 _GB = 1 << 30
-_START_S, _SERVER_START_S, _STOP_S = 150.0, 40.0, 10.0
+_START_S, _SERVER_START_S, _STOP_S = 100.0, 40.0, 10.0
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
 _BATCHED = 8192
 _WEIGHTS_GB, _SPARE_GB = 18.0, 4.0  # with what a step needs beside them
@@ -138,9 +138,10 @@ class Engines:
         self._sheet.row("engines are open", names=" ".join(self.open), s=time.monotonic() - began)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end = EngineProcess.close if kind is None else EngineProcess.kill
         with ThreadPoolExecutor(max(1, len(self.open))) as pool:
-            list(pool.map(EngineProcess.close, self.open.values()))
+            list(pool.map(end, self.open.values()))
         self._stack.close()
 
     def each(self, turn: int) -> Iterator[tuple[str, EngineProcess]]:

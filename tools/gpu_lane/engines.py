@@ -160,8 +160,8 @@ def documents(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> N
         doors = [
             Door("none"),
             Door("connector", sizes.documents_gb),
-            Door("connector", sizes.small_gb, url, name="connector, stores"),
             Door("mp", sizes.documents_gb),
+            Door("connector", sizes.small_gb, url, name="connector, stores"),
         ]
         for group in _groups(doors, min(3, lane.room(sizes.documents_kv_gb))):
             if sheet.is_over(40.0):

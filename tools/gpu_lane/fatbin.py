@@ -5,8 +5,9 @@
 
 The code of each GPU lies in its own entry of a fat binary, section ``.nv_fatbin``. An entry of
 another GPU keeps its header, by which the driver passes it over, and its code becomes zeros, which
-a compressor makes nothing of. Every offset of the file stays as it is. PTX stays only where a fat
-binary has no machine code for this GPU, so that the driver can still compile it.
+a compressor makes nothing of. Every offset of the file stays as it is. PTX goes too: kernels that
+have no machine code for this GPU are those of other GPUs and of quantized weights, and whoever
+calls one is told by the driver that it has no code.
 
 Layout: a fat binary has a header of magic, version, size of the header and of all entries; an entry
 begins with kind (1: PTX, 2: machine code), size of its header, size of its code; the GPU's number
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 __all__ = ["Entry", "fat_binaries", "without_other_code"]
 
 _MAGIC = 0xBA55ED50
-_PTX, _MACHINE_CODE = 1, 2
+_MACHINE_CODE = 2
 _ALIGNED = 8
 _GPU_AT = 28
 
@@ -46,7 +47,6 @@ def without_other_code(library: bytearray, keep: int) -> int:
     left = 0
     for binary in fat_binaries(library):
         kept = [entry for entry in binary if entry.kind == _MACHINE_CODE and entry.gpu == keep]
-        kept = kept or [entry for entry in binary if entry.kind == _PTX and entry.gpu <= keep][-1:]
         for entry in binary:
             if entry in kept:
                 left += entry.end - entry.begin

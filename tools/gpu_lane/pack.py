@@ -177,14 +177,13 @@ def _download(python: str, folder: Path, names: Sequence[str]) -> None:
 
 
 def _archive(files: Files) -> bytes:
-    """The larger part is compressed already, so a fast level is as good."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:
         for name, data, mode in files:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), mode
             tar.addfile(entry, io.BytesIO(data))
-    return lzma.compress(plain.getbuffer(), preset=3)
+    return lzma.compress(plain.getbuffer(), preset=6)
 
 
 def _run(*words: object, first: Path | None = None) -> None:

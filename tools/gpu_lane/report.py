@@ -33,7 +33,7 @@ from kvferry.embedded.program import ServerBinary, find_server
 __all__ = ["HALVES", "LIMITS_S", "PROFILES", "Options", "run", "run_part"]
 
 # Seconds. In each half the part that says most comes first.
-LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 235, "same": 50}
+LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 250, "same": 45}
 HALVES = {
     "1": ("check", "hits", "client", "blocks"),
     "2": ("documents", "same"),
@@ -101,7 +101,7 @@ PROFILES = {
         Sizes(
             lengths={512: 2, 1024: 1},
             memory_gb=0.0625,
-            small_gb=0.005,
+            small_gb=0.0026,
             kv_gb=1.0,
             document=1024,
             documents=2,

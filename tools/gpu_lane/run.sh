@@ -19,23 +19,28 @@ def unpack(path):
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(unpack, Path(".gpu").glob("*.tar.xz")))
 UNPACK
-  cp "$place"/native/_native.*.so src/kvferry/
   mkdir -p "$place/lib"
+  known=$(ldconfig -p)
   for library in libssl.so.3 libcrypto.so.3 libzstd.so.1; do  # what our extension is linked with
-    ldconfig -p | grep -q "$library" || cp "$place/native/servers/lib/$library" "$place/lib/"
+    [[ $known == *"$library"* ]] || cp "$place/native/servers/lib/$library" "$place/lib/"
   done
   python3 -m compileall -q -j 0 "$place/vllm" "$place/site" src >/dev/null 2>&1
   touch "$place/done"
+  echo "== unpacked within $SECONDS s"
 fi
-export PYTHONPATH="$PWD/tools:$PWD/src:$PWD:${GPU_LANE_VLLM:-$place/vllm}:$place/site"
+cp "$place"/native/_native.*.so src/kvferry/
+export PYTHONPATH="$PWD/tools:$PWD/src:${GPU_LANE_VLLM:-$place/vllm}:$place/site"
 export PATH="$place/native/servers:$PATH" KVFERRY_BIN_DIR="$place/native"
 export KVFERRY_SERVER_BINARY="$place/native/servers/valkey-server"
-[ -z "$(ls -A "$place/lib")" ] || export LD_LIBRARY_PATH="$place/lib:${LD_LIBRARY_PATH:-}"
+cuda=$(python3 -c "import importlib.util as u; s = u.find_spec('nvidia'); \
+print(':'.join(f'{p}/cu13/lib' for p in s.submodule_search_locations) if s else '')")
+export LD_LIBRARY_PATH="$place/lib:$cuda:${LD_LIBRARY_PATH:-}:/usr/local/nvidia/lib64"
+export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 export PYTHONUNBUFFERED=1 CUDA_MODULE_LOADING=LAZY
 export TRITON_CACHE_DIR="$place/triton" VLLM_CACHE_ROOT="$place/vllm-cache" HOME="${HOME:-/root}"
 ulimit -n 65536 2>/dev/null; ulimit -l unlimited 2>/dev/null
-if [ "$(df --output=size -m /dev/shm | tail -1)" -lt 100000 ] && [ "$(id -u)" = 0 ] &&
-  [ "$(free -g | awk '/Mem:/ {print $2}')" -gt 100 ]; then
+if command -v nvidia-smi >/dev/null && [ "$(id -u)" = 0 ] &&
+  [ "$(df --output=size -m /dev/shm | tail -1)" -lt 100000 ]; then
   mount -o remount,size=110G /dev/shm || true
 fi
 out=${OUT:-build/gpu-report}

@@ -14,6 +14,8 @@ import logging
 import os
 import secrets
 import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from kvferry.base.local_secret import folder
@@ -83,8 +85,12 @@ def node_socket(host: str) -> str:
     return str(path)
 
 
-def remove_if_left(path: Path) -> bool:
+def remove_if_left(path: Path, older_s: float = 0.0) -> bool:
     """Remove a socket whose process was killed; whether nobody is there.
+
+    Args:
+        path: Of the socket.
+        older_s: A younger one stays: a process that has just made it may be about to listen.
 
     Raises:
         OSError: It cannot be removed.
@@ -94,7 +100,9 @@ def remove_if_left(path: Path) -> bool:
         try:
             line.connect(address_of_socket(path))
         except ConnectionRefusedError:  # its process was killed
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime >= older_s:
+                    path.unlink()
             return True
         except FileNotFoundError:
             return True

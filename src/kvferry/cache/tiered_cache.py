@@ -134,7 +134,7 @@ class TieredCache(Cache):
         self.config = chosen_config(identity.layout.chunk_size, config, settings)
         if self.config.remote_serde == FP8:  # encoded with loss, its chunks are others
             identity = with_fp8(identity)
-        super().__init__(identity, salt, Workers(self.config.load_threads, "load"))
+        super().__init__(identity, salt, Workers(self.config.tuning.load_threads, "load"))
         self.wraps = wraps
         self.metrics = CacheMetrics(
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
@@ -159,7 +159,7 @@ class TieredCache(Cache):
         self.named = self._sharing().named_nodes(self) if self.config.remote_kv_sources else None
 
         self.learning = Learning(
-            self.config.prefill,
+            self.config.tuning.prefill,
             lambda: [store.tier.connector for store in self.tiers],
             partial(self.metrics.predicted, "prefill"),
         )
@@ -167,7 +167,7 @@ class TieredCache(Cache):
         self._meter = Meter(self.metrics, self.memory, self.tiers, self.prefill)
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
 
-        copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
+        copy_threads = min(self.config.tuning.load_threads, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
             self.tiers,

@@ -79,15 +79,8 @@ def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
     from kvferry.base.errors import ConfigError
     from kvferry.config import CacheConfig, ClientConfig, examine
-    from kvferry.config.cache import read_calibration
 
     found = examine(file, section=section)
-    calibration = found.values["prefill_calibration_file"][0]
-    try:
-        if calibration is not None:
-            read_calibration(calibration)
-    except ConfigError as error:
-        found.problems.append(str(error))
     try:
         _ = CacheConfig(**{name: value for name, (value, _) in found.values.items()}).secret
     except ConfigError as error:
@@ -100,14 +93,18 @@ def _examined(file: str | None, section: str) -> Examined:
     return found
 
 
+def _told(found: Examined) -> list[tuple[str, tuple[Any, str]]]:
+    """The settings that users have."""
+    return [(n, v) for n, v in (found.values | found.engine).items() if n != "tuning"]
+
+
 def _as_json(found: Examined) -> dict[str, Any]:
     from kvferry.config.shown import shown_store
 
     return {
         "file": None if found.file is None else str(found.file),
         "settings": {
-            name: {"value": value, "source": source}
-            for name, (value, source) in (*found.values.items(), *found.engine.items())
+            name: {"value": value, "source": source} for name, (value, source) in _told(found)
         },
         "stores": [{**shown_store(store), "source": source} for store, source in found.stores],
         "problems": found.problems,
@@ -121,8 +118,7 @@ def _print(found: Examined) -> None:
     from kvferry.config.shown import shown_store
 
     out = console()
-    told = (*found.values.items(), *found.engine.items())
-    rows = [(name, _text(value), source) for name, (value, source) in told]
+    rows = [(name, _text(value), source) for name, (value, source) in _told(found)]
     for store, source in found.stores:
         rows.append((f"store {store.name}", f"{store.type} at {store.address}", source))
         flat = {name: value for name, value in shown_store(store).items() if name not in _HEAD}

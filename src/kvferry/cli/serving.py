@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 
 import click
 
+from kvferry.base.errors import ConfigError
+from kvferry.config.cache import CACHE
 from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
 
-__all__ = ["option_of", "serving", "setting_options"]
+__all__ = ["declared", "option_of", "serving", "setting_options"]
 
-# A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
-_NOT_OPTIONS = ("token", "http_token", "password", "secret", "p2p_secret", "endpoints")
+# A secret is no word of a command line.
+_NOT_OPTIONS = ("token", "http_token", "password", "secret", "p2p_secret")
 
 _METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
 
@@ -40,7 +42,7 @@ class _Checked(click.ParamType[Any]):
 
 def option_of(spec: Spec) -> str:
     """The option for a setting; empty: there is none."""
-    if spec.name in _NOT_OPTIONS:
+    if spec.name in _NOT_OPTIONS or spec.private:
         return ""
     name = (spec.flag if spec.kind is not bool else "") or spec.name.replace("_", "-")
     return f"--no-{name}" if spec.kind is bool and spec.default else f"--{name}"
@@ -54,12 +56,39 @@ def setting_options(of: type[Settings]) -> Callable[[Callable[..., Any]], Callab
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for spec in sorted(specs(of).values(), key=lambda spec: spec.guide):
+        for name, advice in of.removed.items():
+            command = _removed(name, advice)(command)
+        for spec in sorted(declared(of), key=lambda spec: spec.guide):
             if option_of(spec):
                 command = _option(spec)(command)
         return command
 
     return decorate
+
+
+def declared(of: type[Settings]) -> list[Spec]:
+    """The settings of a command: those of its class, and of a server some of its cache."""
+    of_cache = [CACHE.known[name] for name in getattr(of, "of_cache", ())]
+    return [*of_cache, *specs(of).values()]
+
+
+def _removed(name: str, advice: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that is gone, with a value or without: an error that says what to do instead."""
+    words = name.replace("_", "-")
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise ConfigError(f"--{words} {advice}")
+
+    return click.option(
+        *(f"--{words}", f"--no-{words}", f"gone_{name}"),
+        is_flag=False,
+        flag_value="",
+        default=None,
+        hidden=True,
+        expose_value=False,
+        callback=refuse,
+    )
 
 
 def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -89,7 +118,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     kind = _metavar(spec)
     return click.option(
         option,
-        spec.name,
+        (spec.flag or spec.name).replace("-", "_"),
         type=str if spec.kind is tuple else _Checked(spec),
         multiple=spec.kind is tuple,
         callback=partial(_joined, spec) if spec.kind is tuple else None,

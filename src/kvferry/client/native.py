@@ -25,7 +25,7 @@ from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, l
 
 __all__ = ["NativeClient", "provide_to"]
 
-_PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence")
+_PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence", "tuning")
 PING_KEY = b"kvferry:ping"
 _BY_THE_SETTINGS = -1.0  # a deadline that native code takes from the settings
 _PLAIN = (None, 0, 0)  # values without frames
@@ -127,6 +127,7 @@ class NativeClient(NativeHandle[_native.Client]):
         settings["connections"] = config.connections or CONNECTIONS_DEFAULT
         settings["workers"] = config.workers or WORKERS_DEFAULT
         settings["endpoints"] = config.seeds[1:]
+        settings |= config.tuning.changed()
         if config.credentials is None:
             return _native.Client(settings)
         source = _native.CredentialSource()

@@ -43,14 +43,14 @@ class View(NamedTuple):
 
 def view_of(config: ClientConfig, prefix: str) -> View | None:
     """What the setting `presence` says of keys with this prefix; None: no view is to be kept."""
-    if config.presence == "off" or config.protocol != 3:
+    if config.presence == "off" or config.tuning.protocol != 3:
         return None
     where = (config.seeds, config.unix_path, config.db, config.sentinel_master, config.username)
     digest = hashlib.blake2b(repr((where, prefix)).encode(), digest_size=16).hexdigest()
     auto = config.presence == "auto"
     return View(
         seat=f"kvferry-presence-{os.geteuid()}-{digest}",
-        keys_max=config.presence_keys_max,
+        keys_max=config.tuning.presence_keys_max,
         load_max=_LOAD_MAX_PER_S if auto else 0,
         optional=auto,
     )

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -23,14 +23,14 @@ from kvferry.config.file import (
 )
 from kvferry.config.foreign import (
     ALIASES,
+    ENGINE,
     EXTRA,
     FOREIGN,
-    GONE,
     OFF,
     ZERO_COUNTS,
-    EngineSettings,
 )
 from kvferry.config.remote_sources import AllowedHosts
+from kvferry.config.removed import REMOVED
 from kvferry.config.setting import (
     GB,
     AnySerde,
@@ -46,6 +46,7 @@ from kvferry.config.setting import (
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig, StoreSettings, named_stores, stores_of
+from kvferry.config.tuning import CacheTuning
 from kvferry.config.url import is_loopback, parse_endpoint
 
 __all__ = [
@@ -72,14 +73,14 @@ _OTHERS = (
 )  # beginnings of variables that other sections read
 # Other sections, which a file without a section for the cache may have too.
 _SECTIONS = ("client", "controller", "server", "tuned")
-_MIB = 1 << 20
 _DAY_S = 86_400.0
 _Ports = Annotated[
     tuple[Annotated[int, setting(ge=0, le=65535)], ...],
     setting(use="a port, or a list with one for each rank"),
 ]
 _Endpoints = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
-Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
+_COEFFICIENTS = ("a_s", "c_s_per_token", "d_s_per_token2")
+_SECONDS_MAX = 1e300
 
 
 class CacheConfig(Settings, frozen=True, kw_only=True):
@@ -98,16 +99,10 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
         lookup_timeout_s: The longest that a lookup may wait for stores. Without it as long as an
             answer can pay; where nobody knows what computing takes, for 3 seconds.
-        load_threads: The number of threads that run loads.
-        write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
-            beyond it is not stored, and counted.
         recompute: The choice between loading and computing: "auto" loads what is predicted to be
             quicker than computing it; "never" loads whatever is there.
         weights_version: The name of weights that were changed in place. Caches on the same stores
             share where they have the same name, or none.
-        prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
-            ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
-            Without it that is learned.
         remote_serde: The form of chunks in stores of type redis: "naive": as they are;
             "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
             fewer still, of other types too, by more computing; "auto": one of these, as loads have
@@ -126,10 +121,10 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
             hosts can connect, unless instances have certificates and the controller is on this
             host. Without one, processes of this user on this host make one.
         p2p_secret_file: A file with the word that instances and their controller must know.
-        p2p_tls_cert_file: The PEM file of this instance's certificate for p2p_host, and its chain.
+        tls_cert_file: The PEM file of this instance's certificate for `p2p_host`, and its chain.
             With it instances read each other over TLS, and show each other their certificates.
-        p2p_tls_key_file: The PEM file of the key of this instance's certificate.
-        p2p_tls_ca_file: The PEM file of the authorities whose certificates instances have.
+        tls_key_file: The PEM file of the key of this instance's certificate.
+        tls_ca_file: The PEM file of the authorities whose certificates instances have.
         transfer_channel: The way of chunks between instances: "nixl" is NIXL where both sides have
             it; elsewhere, and with "tcp", memory of the other process on one host, and sockets.
         enable_controller: Register with a controller, and tell it what memory holds.
@@ -142,11 +137,14 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         lookup_backoff_time: The seconds for which a peer that failed is not asked, at first.
         remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
             name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
+        tuning: Values that are no settings.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
+    removed: ClassVar = REMOVED["cache"]
+    aliases: ClassVar = ALIASES
     guide: ClassVar = (
         *("chunk_size", "max_local_cpu_size", "eviction_policy", "retrieve_timeout_s"),
         *("lookup_timeout_s", "weights_version", "remote_serde"),
@@ -154,18 +152,17 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
     local_cpu: bool = True
-    max_local_cpu_size: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
+    max_local_cpu_size: Annotated[
+        float, setting(gt=0, le=1 << 20, unit="GB", flag="l1-size-gb")
+    ] = 5.0
     eviction_policy: PolicyName = "LRU"
-    hugetlb: bool = False
+    hugetlb: Annotated[bool, setting(flag="l1-use-hugepages")] = False
     prefault: bool = True
     enable_async_loading: bool = False
     retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0
     lookup_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] | None = None
-    load_threads: Annotated[int, setting(ge=1, le=256, unit="threads")] = 4
-    write_queue_bytes_max: Annotated[int, setting(ge=0, le=1 << 50, unit="bytes")] = 1024 * _MIB
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
-    prefill_calibration_file: Path | None = None
     remote_serde: AnySerde = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
     # Sharing between instances.
@@ -178,9 +175,9 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     p2p_lookup_ports: _Ports = ()
     p2p_secret: Secret | None = None
     p2p_secret_file: Path | None = None
-    p2p_tls_cert_file: Annotated[Path, setting(needs=("p2p_tls_key_file",))] | None = None
-    p2p_tls_key_file: Annotated[Path, setting(needs=("p2p_tls_ca_file",))] | None = None
-    p2p_tls_ca_file: Annotated[Path, setting(needs=("p2p_tls_cert_file",))] | None = None
+    tls_cert_file: Annotated[Path, setting(needs=("tls_key_file",))] | None = None
+    tls_key_file: Annotated[Path, setting(needs=("tls_ca_file",))] | None = None
+    tls_ca_file: Annotated[Path, setting(needs=("tls_cert_file",))] | None = None
     transfer_channel: Literal["tcp", "nixl"] = "tcp"
     enable_controller: Annotated[
         bool, setting(needs=("controller_pull_url", "controller_reply_url"))
@@ -190,6 +187,7 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     controller_reply_url: _Endpoints | None = None
     lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
     remote_kv_sources: tuple[str, ...] = ()
+    tuning: Annotated[CacheTuning, setting(private=True)] = CacheTuning()
 
     def _check(self) -> None:
         self._set("stores", named_stores(self.stores))
@@ -200,11 +198,11 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         if self.enable_p2p:
             bound = self.p2p_bind or self.p2p_host or ""
             if not is_loopback(bound) and not (
-                self.p2p_secret or self.p2p_secret_file or self.p2p_tls_ca_file
+                self.p2p_secret or self.p2p_secret_file or self.tls_ca_file
             ):
                 raise ConfigError(
                     f"{bound!r} is reachable from other hosts, which needs a secret; set "
-                    "p2p_secret_file or p2p_tls_ca_file, or listen on localhost"
+                    "p2p_secret_file or tls_ca_file, or listen on localhost"
                 )
         if self.p2p_secret and self.p2p_secret_file:
             raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
@@ -251,17 +249,6 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
         return int(self.max_local_cpu_size * GB)
 
     @property
-    def prefill(self) -> tuple[float, float, float] | None:
-        """The coefficients a, c and d of prefill, in seconds; None if they are to be learned.
-
-        Raises:
-            ConfigError: `prefill_calibration_file` is missing or malformed.
-        """
-        if self.prefill_calibration_file is None:
-            return None
-        return read_calibration(self.prefill_calibration_file)
-
-    @property
     def instance_id(self) -> str:
         """`lmcache_instance_id`; without, a name of this host and the port."""
         if self.lmcache_instance_id is not None:
@@ -272,13 +259,13 @@ class CacheConfig(Settings, frozen=True, kw_only=True):
     @property
     def tls(self) -> dict[str, Any]:
         """The settings of TLS between instances, for both ends, by the names of `ClientConfig`."""
-        if self.p2p_tls_cert_file is None:
+        if self.tls_cert_file is None:
             return {}
         return {
             "tls": True,
-            "tls_cert_file": self.p2p_tls_cert_file,
-            "tls_key_file": self.p2p_tls_key_file,
-            "tls_ca_file": self.p2p_tls_ca_file,
+            "tls_cert_file": self.tls_cert_file,
+            "tls_key_file": self.tls_key_file,
+            "tls_ca_file": self.tls_ca_file,
         }
 
     @property
@@ -304,39 +291,42 @@ def _count_endpoints(name: str, value: str) -> int:
     return value.count(",") + 1
 
 
-class _Calibration(Settings, frozen=True, kw_only=True):
-    a_s: Coefficient
-    c_s_per_token: Coefficient
-    d_s_per_token2: Coefficient
-
-
 def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]:
     """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
 
     Raises:
         ConfigError: The file is missing or malformed; the text names it.
     """
-    where = f"prefill_calibration_file {path}"
-    raw = read_small(FilePath(path), "prefill_calibration_file")
+    where = f"calibration {path}"
+    raw = read_small(FilePath(path), "calibration")
     found, problem = parsed_json(raw.decode(errors="replace"))
-    known = specs(_Calibration)
     if problem is None and not isinstance(found, dict):
-        problem = f"holds no object with {', '.join(known)}"
+        problem = f"holds no object with {', '.join(_COEFFICIENTS)}"
     if problem is not None:
         raise ConfigError(f"{where} {problem}")
-    a, c, d = (spec.check(found.get(name), f"{where}: {name}") for name, spec in known.items())
+    for name in _COEFFICIENTS:
+        value = found.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < _SECONDS_MAX:
+            raise ConfigError(f"{where}: {name} is not valid; use a number of seconds from 0")
+    a, c, d = (float(found[name]) for name in _COEFFICIENTS)
     return a, c, d
 
 
-_SPECIAL = specs(StoreSettings)
+# Of the store at `remote_url`, by the names that LMCache has.
+_OF_REMOTE = {
+    theirs: replace(specs(ClientConfig)[ours], name=theirs) for theirs, ours in EXTRA.items()
+}
+_SPECIAL = {**specs(StoreSettings), **_OF_REMOTE}
 _PLAIN = {name: spec for name, spec in specs(CacheConfig).items() if not spec.program}
-_ENGINE = specs(EngineSettings)
+_ENGINE = {name: replace(_PLAIN["local_cpu"], name=name) for name in ENGINE}  # switches, too
+_GONE = {**CacheConfig.removed, **REMOVED["vllm"]}  # the connectors' stand beside the cache's
 CACHE = Names(
-    *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF),
+    *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, _GONE, OFF),
     zero_counts=ZERO_COUNTS,
 )
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
-_OF_EXTRA = {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}
+_OF_EXTRA = {_BESIDE: _PLAIN[_BESIDE], **_OF_REMOTE}
 _EXTRA = Names(_OF_EXTRA, foreign=FOREIGN, zero_counts=ZERO_COUNTS)
 
 
@@ -348,7 +338,7 @@ class Examined(Findings):
         file: The file that was read, if any.
         values: Setting: value and source ("default", "file", a variable, "call").
         stores: Each with its source.
-        engine: Those of `EngineSettings` that are given: value and source.
+        engine: Those of `kvferry.config.foreign.ENGINE` that are given: value and source.
         client: The file's section `client`.
     """
 

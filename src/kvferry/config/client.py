@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry.base.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
+from kvferry.base.credentials import CredentialsProvider
 from kvferry.base.errors import ConfigError
 from kvferry.config.file import (
     find_config_file,
@@ -39,6 +39,7 @@ from kvferry.config.file import (
     write_sections,
 )
 from kvferry.config.foreign import EXTRA
+from kvferry.config.removed import REMOVED
 from kvferry.config.setting import (
     Host,
     Path,
@@ -53,6 +54,7 @@ from kvferry.config.setting import (
     specs,
 )
 from kvferry.config.spec import Spec
+from kvferry.config.tuning import ClientTuning
 from kvferry.config.url import (
     PORT,
     SENTINEL_PORT,
@@ -68,6 +70,7 @@ __all__ = [
     "TTL_S_MAX",
     "WORKERS_DEFAULT",
     "ClientConfig",
+    "ServerUrl",
     "limits_of",
     "load_client_config",
     "save_client_settings",
@@ -87,7 +90,6 @@ WORKERS_DEFAULT = 4
 
 _MIB = 1 << 20
 _NODES = 'a list of hosts, e.g. ["cache-2:6379", "[::1]:6380"]'
-_ASCII = "printable ASCII without spaces"
 
 ENV_URL = "KVFERRY_RESP_URL"
 _PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
@@ -100,7 +102,14 @@ _SERVER = (
 )
 
 
-class _Place(Settings, frozen=True, kw_only=True):
+class ServerUrl(Settings, frozen=True, kw_only=True):
+    """Where a server is, in one word.
+
+    Attributes:
+        url: The URL of the server: `redis://`, `rediss://` (TLS), `redis+cluster://`,
+            `redis+sentinel://`; `valkey` and `resp` for `redis`; `unix://`.
+    """
+
     url: Url | None = None
 
 
@@ -130,57 +139,36 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             "az" from those in `availability_zone` first. Values may then be older than the last
             write.
         availability_zone: The zone of this host, as the servers name theirs.
-        topology_refresh_s: The seconds after which the map of a cluster, or what Sentinels say, is
-            asked for without a reason.
-        nodes_max: The most nodes that a cluster or its redirects may make the client connect to; a
-            map with more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
         tls: Encrypt, as ``rediss://`` does in URLs.
-        tls_ca_file: The PEM file of the authorities that the client trusts. Without it and
-            `tls_ca_dir` those of the system.
-        tls_ca_dir: A directory of authorities' PEM files, hashed as OpenSSL wants it.
+        tls_ca_file: The PEM file of the authorities that the client trusts. Without it
+            those of the system.
         tls_cert_file: The PEM file of the client's certificate and its chain, where the server asks
             for one.
         tls_key_file: The PEM file of the key of the client's certificate.
-        tls_key_password: The password of the key file, which is shown nowhere.
         tls_server_name: The name that the server's certificate must have and that is asked for
             (SNI), if that is not `host`. It holds for all nodes of a cluster.
         tls_verify: The check of the server's certificate. "full" checks chain and name; "ca" the
             chain alone; "none" nothing, so that anybody in between can read and answer.
-        tls_min_version: The oldest version of TLS that the client uses.
-        tls_ciphers: The ciphers of TLS by OpenSSL's names, with ":" between. Those of TLS 1.3 begin
-            with "TLS_", and the client in pure Python has no say in them.
-        ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
         connections: The number of sockets to each server. Without it the client chooses.
         workers: The number of I/O threads that share the sockets. Without it the client chooses.
-        timeout_s: The base of a batch's deadline, which is `timeout_s` + bytes /
-            `floor_rate_bytes_s`, so that the limit of 40 MB differs from that of 4 KB.
-        floor_rate_bytes_s: The slowest transfer that still counts as alive.
+        timeout_s: The base of a batch's deadline, which is `timeout_s` + bytes at 50 MB/s, so that
+            the limit of 40 MB differs from that of 4 KB.
         connect_timeout_s: The longest that connecting may take, with TLS and the greeting.
-        stall_timeout_s: The longest that a connection with bytes due may receive none.
-        reconnect_min_s: The first bound of the random wait before dialling again; it doubles.
-        reconnect_max_s: The last bound of the random wait before dialling again.
-        window_bytes: The bytes that each connection asks for ahead. Without it the client adapts.
-        protocol: The version of RESP. 3 speaks RESP3 where the server does; 2 insists on RESP2.
         ttl_s: The time to live of values that are set without one. Without it they stay.
-        client_name: The name of the client in the server's ``CLIENT LIST``; empty sends none.
-        value_size_bytes_max: The most bytes of a value, in both directions; a longer one is refused
-            (the default is the server's ``proto-max-bulk-len``).
-        drain_bytes_max: The most bytes of an unwanted reply that are read to its end; a longer one
-            costs the connection.
-        attempts_max: The most tries of a request, each on a new connection.
         presence_prefix: A prefix of keys. The client keeps a view of which of these keys exist,
             told by the server. Without it there is none.
-        presence_keys_max: The most keys that the view of `presence_prefix` may hold.
         presence: The choice whether the store of a cache keeps a view of its own keys, so that a
             miss costs no question: "auto" while that costs the server little, "on" always, "off"
             never.
+        tuning: Values that are no settings.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
+    removed: ClassVar = REMOVED["client"]
     guide: ClassVar = (
-        *("host", "port", "unix_path", "username", "password", "db", "topology", "nodes"),
+        *("host", "port", "username", "password", "db", "topology"),
         *("tls", "tls_ca_file", "connections", "timeout_s", "ttl_s"),
     )
 
@@ -201,44 +189,24 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     sentinel_password: Annotated[Secret, setting(needs=_SENTINEL)] | None = None
     read_from: Annotated[Literal["primary", "replica", "az"], setting(needs=_SEVERAL)] = "primary"
     availability_zone: Text | None = None
-    topology_refresh_s: Seconds = 60.0
-    nodes_max: Annotated[int, setting(ge=1, le=2048)] = 128
     tls: bool = False
     tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
-    tls_ca_dir: Annotated[Path, setting(needs=_TLS)] | None = None
     tls_cert_file: Annotated[Path, setting(needs=("tls", "tls_key_file"))] | None = None
     tls_key_file: Annotated[Path, setting(needs=("tls", "tls_cert_file"))] | None = None
-    tls_key_password: Annotated[Secret, setting(needs=("tls", "tls_key_file"))] | None = None
     tls_server_name: Annotated[Host, setting(needs=_TLS)] | None = None
     tls_verify: Annotated[Literal["full", "ca", "none"], setting(needs=_TLS)] = "full"
-    tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
-    tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
-    ktls: bool = True
     connections: Annotated[int, setting(ge=1, le=1024)] | None = None
     workers: Annotated[int, setting(ge=1, le=256)] | None = None
     timeout_s: Seconds = 5.0
-    floor_rate_bytes_s: Annotated[float, setting(gt=0, unit="bytes a second")] = 50e6
     connect_timeout_s: Seconds = 2.0
-    stall_timeout_s: Seconds = 2.0
-    reconnect_min_s: Seconds = 0.05
-    reconnect_max_s: Seconds = 1.0
-    window_bytes: Annotated[int, setting(ge=1, le=2**40)] | None = None
-    protocol: Literal[3, 2] = 3
     ttl_s: Annotated[float, setting(ge=0.001, le=TTL_S_MAX, unit="seconds")] | None = None
-    client_name: Annotated[
-        str,
-        setting(use=_ASCII, pattern=r"^[!-~]*\Z", quoted=False, bytes_max=CREDENTIAL_BYTES_MAX),
-    ] = "kvferry"
-    value_size_bytes_max: Annotated[int, setting(ge=1, le=2**40)] = 512 * _MIB
-    drain_bytes_max: Annotated[int, setting(ge=0, le=2**40)] = 8 * _MIB
-    attempts_max: Annotated[int, setting(ge=1, le=100)] = 3
     presence_prefix: Annotated[str, setting(quoted=False, bytes_max=512)] | None = None
-    presence_keys_max: Annotated[int, setting(ge=1, le=2**40)] = 4_000_000
     presence: Literal["auto", "on", "off"] = "auto"
+    tuning: Annotated[ClientTuning, setting(private=True)] = ClientTuning()
 
     def _check(self) -> None:
         self._set("nodes", self._checked_nodes())
-        for check in (_check_times, _check_user, _check_topology, _check_same_host):
+        for check in (_check_user, _check_topology, _check_same_host):
             check(self)
 
     def _checked_nodes(self) -> tuple[str, ...]:
@@ -260,7 +228,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     @classmethod
     def known(cls) -> dict[str, Spec]:
         """The names that a place may have: `url` and the fields."""
-        return {**specs(_Place), **specs(cls)}
+        return {**specs(ServerUrl), **specs(cls)}
 
     @classmethod
     def from_url(
@@ -368,13 +336,13 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             ConfigError: A name is unknown, or a value cannot be.
         """
         known = cls.known()
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{where}{unknown(name, known)}")
+        for name, value in given.items():
+            if name not in known and not (name in cls.removed and value is None):
+                raise ConfigError(f"{where}{unknown(name, known, cls.removed)}")
         found: dict[str, Any] = {}
         if (url := given.get("url")) is not None:
             try:
-                found = parse_url(known["url"].check(url), specs(cls))
+                found = parse_url(known["url"].check(url), specs(cls), cls.removed)
             except ConfigError as error:
                 raise ConfigError(f"{where}{error}") from None
             if "password" in found:  # without a user it is that of the default user
@@ -450,7 +418,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
 
     def deadline_s(self, size_bytes: int) -> float:
         """The time limit of a request that moves this many bytes, in seconds."""
-        return self.timeout_s + size_bytes / self.floor_rate_bytes_s
+        return self.timeout_s + size_bytes / self.tuning.floor_rate_bytes_s
 
 
 load_client_config = ClientConfig.load
@@ -516,11 +484,6 @@ _ONE_SERVER: dict[str, Any] = {
 }
 
 
-def _check_times(config: ClientConfig) -> None:
-    if config.reconnect_max_s < config.reconnect_min_s:
-        raise ConfigError("reconnect_max_s is below reconnect_min_s; raise it or lower the other")
-
-
 def _check_user(config: ClientConfig) -> None:
     if config.credentials is None:
         return
@@ -547,9 +510,6 @@ def _check_topology(config: ClientConfig) -> None:
         )
     if config.read_from == "az" and config.availability_zone is None:
         raise ConfigError("read_from='az' needs availability_zone, the one of this host; set it")
-    if config.protocol != 3 and (config.presence_prefix is not None or config.presence == "on"):
-        name = "presence='on'" if config.presence == "on" else "presence_prefix"
-        raise ConfigError(f"{name} needs the pushes of RESP3; set protocol=3")
 
 
 def _check_same_host(config: ClientConfig) -> None:

@@ -13,19 +13,17 @@ import msgspec
 from kvferry.base.errors import ConfigError
 from kvferry.config.client import ClientConfig
 from kvferry.config.endpoints import address_of
+from kvferry.config.removed import REMOVED
 from kvferry.config.setting import Path, setting, word
 from kvferry.config.source_values import Section
+from kvferry.config.tuning import ControllerTuning
 from kvferry.config.url import is_loopback
 
 __all__ = ["MONITOR_PORTS", "ControllerConfig"]
 
 MONITOR_PORTS = {"pull": 8300, "reply": 8400, "heartbeat": 8082}
 _PORTS = 'a mapping such as {"pull": 8300, "reply": 8400, "heartbeat": 8082}'
-_BEATS_MIN = 2  # that may be lost before an instance is suspected
 _Port = Annotated[int, setting(ge=0, le=65_535)]
-# The index has 4096 slots; a process takes one for each identity, and another for a snapshot.
-_Instances = Annotated[int, setting(ge=1, le=2048)]
-_Limit = Annotated[int, setting(ge=1, le=65_536)]
 _Url = Annotated[str, setting(secret=True, use="a URL, e.g. redis://cache-1:6379/1")]
 
 
@@ -50,17 +48,14 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
             what, so that any of them may die.
         tokenizer_file: A tokenizer.json of the models that instances run, so that a text can be
             looked up and explained. It needs `pip install tokenizers`.
-        heartbeat_s: The seconds between two signs of life of an instance.
-        suspect_s: The seconds of silence after which an instance is named last.
-        dead_s: The seconds of silence after which it is forgotten what an instance held.
-        instances_max: The most processes of instances at a time.
-        connections_max: The most connections of instances at a time, on all ports together.
+        tuning: Values that are no settings.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
     section: ClassVar = "controller"
+    removed: ClassVar = REMOVED["controller"]
     guide: ClassVar = (
         *("host", "port", "monitor_ports", "secret_file", "token_file", "directory"),
         "tokenizer_file",
@@ -77,11 +72,7 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
     token_file: Path | None = None
     directory: _Url | None = None
     tokenizer_file: Path | None = None
-    heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
-    suspect_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 3.0
-    dead_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 10.0
-    instances_max: _Instances = 1024
-    connections_max: _Limit = 4096
+    tuning: Annotated[ControllerTuning, setting(private=True)] = ControllerTuning()
 
     def _check(self) -> None:
         self._set("host", address_of("host", self.host))
@@ -93,16 +84,6 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
             if taken.count(port) > 1:
                 raise ConfigError(f"port {port} is there twice; HTTP and instances need their own")
         self._set("monitor_ports", ports)
-        if self.suspect_s < _BEATS_MIN * self.heartbeat_s:
-            raise ConfigError(
-                f"suspect_s={self.suspect_s:g} is below {_BEATS_MIN} heartbeats of "
-                f"{self.heartbeat_s:g} s: one that is late would make an instance suspect; raise it"
-            )
-        if self.dead_s < self.suspect_s + self.heartbeat_s:
-            raise ConfigError(
-                f"dead_s={self.dead_s:g} is not a heartbeat above suspect_s={self.suspect_s:g}; "
-                "raise it"
-            )
         if self.directory is not None:
             try:
                 store = ClientConfig.from_url(self.directory)

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from kvferry.config.setting import Settings
-
-__all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "GONE", "OFF", "ZERO_COUNTS", "EngineSettings"]
+__all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "OFF", "ZERO_COUNTS"]
 
 # LMCache's name: our name, and the factor from its unit to ours; False: the meaning is negated.
 ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
@@ -28,24 +26,13 @@ ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
     "lookup_timeout_ms": ("lookup_timeout_s", 0.001),
     "local_cpu_use_hugepages": ("hugetlb", None),
     "l2_adapters": ("stores", None),
+    # Older names of ours.
+    **{f"p2p_{name}": (name, None) for name in ("tls_cert_file", "tls_key_file", "tls_ca_file")},
 }
 
 
-class EngineSettings(Settings, frozen=True, kw_only=True):
-    """Settings that LMCache has among those of a cache, and kvferry in its vLLM connectors.
-
-    They count where they are given; the defaults are the connectors'.
-
-    Attributes:
-        save_decode_cache: The connectors' `save_generated`.
-        use_layerwise: The connectors' `layerwise`: true is "always", false is "auto".
-    """
-
-    save_decode_cache: bool = False
-    use_layerwise: bool = False
-
-
-# LMCache's name: the connectors' name, and its value for each of LMCache's values.
+# Switches that LMCache has among the settings of a cache, and kvferry in its vLLM connectors: their
+# name there, and the value for each of LMCache's values. They count where they are given.
 ENGINE: dict[str, tuple[str, dict[bool, Any]]] = {
     "save_decode_cache": ("save_generated", {True: True, False: False}),
     "use_layerwise": ("layerwise", {True: "always", False: "auto"}),
@@ -127,10 +114,6 @@ ZERO_COUNTS = ("hit_miss_ratio", "priority_limit")
 
 # Settings of ours where LMCache's false means that there is none.
 OFF = ("local_disk", "remote_url")
-
-# Removed settings of ours: what to do instead.
-_FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
-GONE = dict.fromkeys(("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2"), _FILE)
 
 # Keys of `extra_config` about the remote store: the names of its settings.
 EXTRA = {"username": "username", "password": "password", "resp_num_threads": "connections"}

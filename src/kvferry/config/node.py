@@ -5,24 +5,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 from kvferry.config.file import read_small
-from kvferry.config.setting import (
-    GB,
-    Path,
-    PolicyName,
-    Seconds,
-    Secret,
-    Text,
-    setting,
-    specs,
-)
+from kvferry.config.removed import REMOVED
+from kvferry.config.setting import GB, Path, PolicyName, Secret, setting, specs
 from kvferry.config.source_values import Section
+from kvferry.config.tuning import NodeTuning
 from kvferry.config.url import is_loopback
 
 __all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
@@ -67,30 +60,16 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         password_file: A file with the password that clients must show.
         users_file: A file with a list of users, in YAML or JSON. Each has a name, a password, the
             prefixes of the keys that it may read and write, and may be an admin.
-        read_only: Let clients read and do nothing else, where there is no list of users.
         tls_cert_file: The PEM file of the node's certificate and its chain. With it all of TCP is
             TLS; a Unix socket stays as it is.
         tls_key_file: The PEM file of the certificate's key.
-        tls_key_password: The password of the key file, which is shown nowhere.
         tls_ca_file: A PEM file of authorities. Clients must show a certificate of one of them.
-        tls_ca_dir: A directory of authorities' PEM files, hashed as OpenSSL wants it.
-        tls_min_version: The oldest version of TLS that clients may use.
-        tls_ciphers: The ciphers of TLS by OpenSSL's names, with ":" between. Those of TLS 1.3 begin
-            with "TLS_".
-        ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
-        threads: The number of threads that move bytes. Without it one for each core, at most 4.
         hugetlb: Put values on huge pages, which the system must have set aside.
-        prefault: Touch all memory at the start, so that no value waits for it later.
-        connections_max: The most connections at a time.
-        in_flight_gb: The most GB of values that are on their way in at a time, and on their way
-            out. Further writers hear BUSY, and readers get one value at a time. Without it half of
-            the size.
-        value_bytes_max: The most bytes of one value.
-        stall_timeout_s: The seconds in which a connection with bytes due must move 1 MiB, or a
-            tenth of what is due where that is more. Else it is closed.
+        tuning: Values that are no settings.
     """
 
     section: ClassVar = "node"
+    removed: ClassVar = REMOVED["node"]
     aliases: ClassVar = {"policy": ("eviction_policy", None), "state": ("state_file", None)}
 
     listen: Annotated[tuple[str, ...], setting(use=_LISTEN)] = ("127.0.0.1:6400",)
@@ -100,22 +79,11 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     password: Secret | None = None
     password_file: Path | None = None
     users_file: Path | None = None
-    read_only: bool = False
     tls_cert_file: Annotated[Path, setting(needs=("tls_key_file",))] | None = None
     tls_key_file: Annotated[Path, setting(needs=_TLS)] | None = None
-    tls_key_password: Annotated[Secret, setting(needs=_TLS)] | None = None
     tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
-    tls_ca_dir: Annotated[Path, setting(needs=_TLS)] | None = None
-    tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
-    tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
-    ktls: bool = True
-    threads: Annotated[int, setting(ge=1, le=256)] | None = None
     hugetlb: bool = False
-    prefault: bool = True
-    connections_max: Annotated[int, setting(ge=1, le=1_000_000)] = 10_000
-    in_flight_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
-    value_bytes_max: Annotated[int, setting(ge=1, le=1 << 34, unit="bytes")] = 512 << 20
-    stall_timeout_s: Seconds = 10.0
+    tuning: Annotated[NodeTuning, setting(private=True)] = NodeTuning()
 
     def _check(self) -> None:
         addresses = self.addresses
@@ -124,9 +92,9 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         given = [self.password is not None, self.password_file is not None]
         if all(given):
             raise ConfigError("password and password_file are the same; keep one of them")
-        if self.users_file is not None and (any(given) or self.read_only):
+        if self.users_file is not None and any(given):
             raise ConfigError(
-                "users_file says who may do what; leave out password, password_file and read_only"
+                "users_file says who may do what; leave out password and password_file"
             )
         for address in addresses:
             if address.host and not is_loopback(address.host) and not self.asks_who:
@@ -140,12 +108,12 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     def asks_who(self) -> bool:
         """Whether clients must show a password, or a certificate."""
         given = (self.password, self.password_file, self.users_file, self.tls_ca_file)
-        return any(each is not None for each in (*given, self.tls_ca_dir))
+        return any(each is not None for each in given)
 
     @property
     def tls(self) -> dict[str, Any]:
         """The settings of TLS, and whether it is on: `tls`."""
-        names = [name for name in specs(type(self)) if name.startswith(("tls_", "ktls"))]
+        names = [name for name in specs(type(self)) if name.startswith("tls_")]
         given = {name: getattr(self, name) for name in names}
         return {"tls": self.tls_cert_file is not None, **given}
 
@@ -172,10 +140,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
             password = _word_of(FilePath(self.password_file))
         if password is None:
             return []
-        write = () if self.read_only else ("",)
-        return [
-            NodeUser(name="default", password=password, read=("",), write=write, admin=bool(write))
-        ]
+        return [NodeUser(name="default", password=password, read=("",), write=("",), admin=True)]
 
 
 def _address(text: str) -> ListenAddress:

@@ -16,8 +16,10 @@ from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CACHE, SECTION, CacheConfig, Examined, cache_values, resolved
 from kvferry.config.endpoints import address_of, endpoints_of, listening
 from kvferry.config.file import FILE_VARIABLES, find_config_file
-from kvferry.config.setting import Path, PolicyName, Settings, setting, specs, word
+from kvferry.config.removed import REMOVED
+from kvferry.config.setting import Path, Settings, setting, specs, word
 from kvferry.config.source_values import Alias, Names, SourceValues
+from kvferry.config.tuning import ServerTuning
 from kvferry.config.url import is_loopback
 
 __all__ = ["SERVER", "ServerConfig", "ServerSettings"]
@@ -25,28 +27,18 @@ __all__ = ["SERVER", "ServerConfig", "ServerSettings"]
 _log = logging.getLogger("kvferry.server")
 
 _LISTENING = ("tcp", "host", "port", "ipc")
-# Settings of the cache that the server has under names of its own.
-_OF_CACHE = {
-    "l1_size_gb": "max_local_cpu_size",
-    "eviction_policy": "eviction_policy",
-    "l2_adapters": "stores",
-    "chunk_size": "chunk_size",
-    "hugepages": "hugetlb",
-    "prefault": "prefault",
-}
-# Of these, those whose default is another one than the cache's.
+# Settings of the cache whose default is another one here.
 _OF_ITS_OWN = ("chunk_size", "prefault")
 _ALIASES: dict[str, Alias] = {
-    "l2_adapter": ("l2_adapters", None),
-    "stores": ("l2_adapters", None),
-    "l1_size": ("l1_size_gb", None),
-    "max_local_cpu_size": ("l1_size_gb", None),
+    "l2_adapter": ("stores", None),
+    "l2_adapters": ("stores", None),
+    "l1_size": ("max_local_cpu_size", None),
+    "l1_size_gb": ("max_local_cpu_size", None),
     "state": ("state_file", None),
 }
 _ADVICE = "is a setting of the cache; write it into the section 'cache'"
 _HTTP = "a pair of http_host and http_port, or None"
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z"
-_ADAPTERS = 'a list of mappings such as {"type": "redis"}'
 Address = Annotated[str, setting(min_length=1, use="an address of this host, e.g. localhost")]
 ListenPort = Annotated[int, setting(ge=0, le=65_535)]
 
@@ -62,18 +54,13 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
             connect.
         shm_name: The beginning of the names of shared segments; a random part follows. Each server
             of one user needs another.
-        hugepages: Put the pool on huge pages, which the system must have set aside.
         prefault: Take all memory of the pool at once, as soon as an engine has registered, and not
             as it fills: for huge pages, or where engines pin it.
-        numa: The NUMA node whose memory the pool takes. Without it the system chooses.
         state_file: The file that keeps the index over a restart, so that the pool is used again.
-        lease_s: The seconds after which a lease or a reservation ends by itself.
-        heartbeat_s: The seconds between two signs of life of a client.
-        dead_after_s: The seconds of silence after which a client loses its leases.
-        client_share: The part of the pool that one client may hold by leases and reservations. It
-            gets nothing of what others hold.
-        drain_s: The seconds that a shutdown waits for stores.
+        tuning: Values that are no settings.
     """
+
+    removed: ClassVar = REMOVED["server"]
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] | None = None
     token: Annotated[str, word("token_file")] | None = None
@@ -81,25 +68,18 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
     shm_name: Annotated[str, setting(pattern=_NAME, use="a name of letters, digits and -_.")] = (
         "kvferry"
     )
-    hugepages: Annotated[bool, setting(flag="l1-use-hugepages")] = False
     prefault: bool = False
-    numa: Annotated[int, setting(ge=0, le=1023)] | None = None
     state_file: Annotated[str, setting(min_length=1, use="a path", flag="state")] | None = None
-    lease_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 60.0
-    heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
-    dead_after_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 5.0
-    client_share: Annotated[float, setting(gt=0, le=1)] = 0.5
-    drain_s: Annotated[float, setting(ge=0, le=3_600, unit="seconds")] = 10.0
+    tuning: Annotated[ServerTuning, setting(private=True)] = ServerTuning()
 
 
 class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     """What a file, the environment and the command line may name.
 
+    Those of the cache in `of_cache` are among them, and win over what the same place says of the
+    cache.
+
     Attributes:
-        l1_size_gb: The most memory that all chunks take together, in GB of 2^30 bytes.
-        eviction_policy: The policy that chooses which chunk leaves a full pool.
-        l2_adapters: A store behind the pool. Several are asked in their order.
-        endpoints: All addresses where engines connect, in the place of `host`, `port` and `ipc`.
         tcp: Let engines connect over TCP, at `host` and `port`.
         host: The address where engines connect. One that other hosts reach needs a token.
         port: The TCP port where engines connect; 0 takes any that is free.
@@ -112,20 +92,9 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
         http_token_file: A file with the token that callers of HTTP must show.
     """
 
-    guide: ClassVar = (
-        *("l1_size_gb", "l2_adapters", "host", "port", "ipc", "token_file"),
-        *("http_host", "http_port", "http_token_file", "state_file"),
-    )
+    guide: ClassVar = (*("host", "port", "ipc", "token_file", "state_file"),)
+    of_cache: ClassVar = ("max_local_cpu_size", "stores", "eviction_policy", "hugetlb")
 
-    # These win over the cache's own settings of the same place.
-    l1_size_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
-    eviction_policy: PolicyName = "LRU"
-    l2_adapters: Annotated[
-        tuple[Any, ...], setting(use=_ADAPTERS, secret=True, flag="l2-adapter")
-    ] = ()
-    endpoints: Annotated[
-        tuple[str, ...], setting(use="a list such as [tcp://127.0.0.1:5555]", quoted=False)
-    ] = ()
     tcp: bool = True
     host: Address = "localhost"
     port: ListenPort = 5555
@@ -137,14 +106,18 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     http_token_file: Path | None = None
 
 
-_KNOWN = specs(ServerSettings)
-_DEFAULTS = {name: spec.default for name, spec in _KNOWN.items()}
+_DEFAULTS = {name: spec.default for name, spec in specs(ServerSettings).items()}
+_KNOWN = {**specs(ServerSettings), **{name: CACHE.known[name] for name in ServerSettings.of_cache}}
 SERVER = Names(
     _KNOWN,
     "server",
     "KVFERRY_SERVER_",
     _ALIASES,
-    elsewhere={name: _ADVICE for name in CACHE.known if name not in (*_KNOWN, *_ALIASES)},
+    elsewhere={
+        **{name: _ADVICE for name in CACHE.known if name not in (*_KNOWN, *_ALIASES)},
+        "endpoints": "is gone: use host, port and ipc",
+        **ServerSettings.removed,
+    },
 )
 
 
@@ -189,11 +162,6 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
             raise ConfigError("cache is no CacheConfig; make it with CacheConfig.load(...)")
         self._check_endpoints()
         self._check_http()
-        if self.dead_after_s <= self.heartbeat_s:
-            raise ConfigError(
-                f"dead_after_s={self.dead_after_s:g} is not above heartbeat_s="
-                f"{self.heartbeat_s:g}: every client would be taken for dead; raise it"
-            )
 
     def _check_endpoints(self) -> None:
         found = [listening(endpoint) for endpoint in self.endpoints]
@@ -254,14 +222,13 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         found.log(_log)
         settings = {
             **SERVER.together(places),
-            "hugepages": config.hugetlb,
             **{name: said.get(name, _DEFAULTS[name]) for name in _OF_ITS_OWN},
         }
         everything = {**_DEFAULTS, **settings}
         return cls(
             **{name: settings[name] for name in settings if name in specs(CommonSettings)},
             cache=config,
-            endpoints=_endpoints(places, everything),
+            endpoints=endpoints_of(**{name: everything[name] for name in _LISTENING}),
             http=tuple(http) if isinstance(http, list | tuple) else _http(everything),
             again=again,
         )
@@ -294,25 +261,10 @@ def _cache(
 
 
 def _for_cache(place: SourceValues) -> SourceValues:
-    """What a place says of pool and stores, by the names that these have for a cache."""
-    values = {ours: place.values[n] for n, ours in _OF_CACHE.items() if n in place.values}
-    spelled = {ours: place.spelled[n] for n, ours in _OF_CACHE.items() if n in place.values}
-    return SourceValues(place.kind, place.where, values, spelled)
-
-
-def _endpoints(places: Sequence[SourceValues], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The list of the strongest place that speaks of listening, or what the parts amount to."""
-    for place in places:
-        parts = [name for name in _LISTENING if name in place.values]
-        if "endpoints" in place.values:
-            if parts:
-                raise ConfigError(
-                    f"{place.where}endpoints and {parts[0]} are the same; keep one of them"
-                )
-            return tuple(place.values["endpoints"])
-        if parts:
-            break
-    return endpoints_of(**{name: settings[name] for name in _LISTENING})
+    """What a place of the server says of its cache."""
+    names = (*_OF_ITS_OWN, *ServerSettings.of_cache)
+    values = {name: place.values[name] for name in names if name in place.values}
+    return SourceValues(place.kind, place.where, values, place.spelled)
 
 
 def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:

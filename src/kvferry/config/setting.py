@@ -37,7 +37,6 @@ from kvferry.config.spec import Spec, plain
 __all__ = [
     "GB",
     "AnySerde",
-    "FixedSerde",
     "Host",
     "Path",
     "PolicyName",
@@ -80,8 +79,7 @@ def word(file: str) -> msgspec.Meta:
 # What many settings are.
 PolicyName = Annotated[str, setting(words=policies)]
 PolicyOrNone = Annotated[str, setting(words=lambda: (*policies(), "none"))]
-FixedSerde = Annotated[str, setting(words=serdes)]  # these are without loss
-Serde = Annotated[str, setting(words=lambda: (*serdes(), "auto"))]
+Serde = Annotated[str, setting(words=lambda: (*serdes(), "auto"))]  # without loss
 AnySerde = Annotated[str, setting(words=lambda: (*serdes(lossy=True), "auto"))]
 Seconds = Annotated[float, setting(gt=0, unit="seconds")]
 Port = Annotated[int, setting(ge=1, le=65535, blank=True)]
@@ -103,13 +101,32 @@ Word = Annotated[str, setting(quoted=False, bytes_max=CREDENTIAL_BYTES_MAX, blan
 Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class _Made(msgspec.StructMeta):
+    """Makes settings of keywords, under any of their names.
+
+    One that is gone is an error that says what to do instead.
+    """
+
+    removed: Mapping[str, str]
+    aliases: Mapping[str, Any]
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        for name in given.keys() & cls.removed.keys():
+            raise ConfigError(f"{name} {cls.removed[name]}")
+        plain = {alias: name for alias, (name, unit) in cls.aliases.items() if unit is None}
+        return super().__call__(*args, **{plain.get(n, n): value for n, value in given.items()})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Made):
     """Settings that are checked when they are made, and whose repr holds no secret.
 
     A subclass names in `guide` those that its users need explained; the others are for an appendix.
+    In `removed` are those that it had, each with what to do instead.
     """
 
     guide: ClassVar[tuple[str, ...]] = ()
+    removed: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, Any]] = {}  # as `Names` has them
 
     def __post_init__(self) -> None:
         for name, spec in specs(type(self)).items():

@@ -34,6 +34,7 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
     return {
         name: "***" if spec.secret and getattr(settings, name) else getattr(settings, name)
         for name, spec in specs(type(settings)).items()
+        if not spec.private
     }
 
 
@@ -44,7 +45,7 @@ def shown_server(config: ServerConfig) -> dict[str, Any]:
         "endpoints": list(config.endpoints),
         "http_host": config.http[0] if config.http else None,
         "http_port": config.http[1] if config.http else 0,
-        "cache": {n: v for n, v in asdict(config.cache).items() if n != "stores"},
+        "cache": {n: v for n, v in asdict(config.cache).items() if n not in ("stores", "tuning")},
         "stores": [shown_store(store) for store in config.cache.stores],
     }
 
@@ -61,7 +62,7 @@ def server_summary(config: ServerConfig, http_url: str | None) -> str:
             f"engines at {', '.join(config.endpoints)}",
             f"HTTP at {http_url}" if http_url else "no HTTP",
             f"pool of {config.cache.max_local_cpu_size:g} GB, {config.cache.eviction_policy}"
-            + (", huge pages" if config.hugepages else "")
+            + (", huge pages" if config.cache.hugetlb else "")
             + (", taken at once" if config.prefault else ", taken as it fills"),
             f"stores: {', '.join(stores) or 'none'}",
         ]

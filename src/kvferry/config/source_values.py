@@ -229,7 +229,7 @@ class Names:
             return self.aliases[given]
         near = (*self.known, *self.aliases, *self.foreign)
         close = difflib.get_close_matches(str(given), near, n=1, cutoff=0.4)
-        raise ConfigError(f"{where}{unknown(given, close or self.known)}")
+        raise ConfigError(f"{where}{unknown(given, close or self.known, {})}")
 
     def _foreign(self, name: str, at: str, value: Any) -> list[str]:
         word = str(value).lower()
@@ -264,7 +264,6 @@ class Section(Settings, frozen=True, kw_only=True):
     """The settings of a program, which has a section of the file and variables of its own."""
 
     section: ClassVar[str]
-    aliases: ClassVar[Mapping[str, Alias]] = {}
 
     @classmethod
     def load(
@@ -285,7 +284,8 @@ class Section(Settings, frozen=True, kw_only=True):
             ConfigError: A file is missing or malformed, or a setting is; the text names it.
         """
         environ, found = os.environ if environ is None else environ, Findings()
-        names = Names(specs(cls), cls.section, f"KVFERRY_{cls.section.upper()}_", cls.aliases)
+        prefix = f"KVFERRY_{cls.section.upper()}_"
+        names = Names(specs(cls), cls.section, prefix, cls.aliases, elsewhere=cls.removed)
         places = names.gather(find_config_file(path, environ), environ, overrides, found)
         found.log(logging.getLogger(f"kvferry.{cls.section}"))
         return cls(**names.together(places))

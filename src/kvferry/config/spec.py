@@ -41,6 +41,7 @@ class Spec:
         secret: Whether it is never shown.
         quoted: Whether an error may repeat a wrong value, if that is no secret.
         program: Whether only a program can give it: it has no form as a text or number.
+        private: Whether it is no setting of users, and stands on no page: `kvferry.config.tuning`.
         bytes_max: Of a text, in UTF-8.
         flag: The option of the command line, where it is not named like the setting.
         word_file: The setting beside it that names a file with this word.
@@ -63,6 +64,7 @@ class Spec:
     secret: bool = False
     quoted: bool = True
     program: bool = False
+    private: bool = False
     bytes_max: int = 0
     flag: str = ""
     word_file: str = ""
@@ -133,7 +135,7 @@ class Spec:
         Raises:
             ConfigError: As `check`.
         """
-        if self.kind in (tuple, dict):
+        if self.kind in (tuple, dict) or self.private:
             return self.check(self._of_json(text, at), at)
         try:
             if self.kind is bool:

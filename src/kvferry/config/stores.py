@@ -11,7 +11,8 @@ import msgspec
 from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 from kvferry.config.client import ClientConfig, limits_of
-from kvferry.config.setting import GB, PolicyOrNone, Secret, Settings, Text, Word, setting, specs
+from kvferry.config.removed import REMOVED
+from kvferry.config.setting import GB, PolicyOrNone, Settings, Text, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
 
@@ -28,11 +29,12 @@ _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": 
 _PLUGINS = ("plugin", "native_plugin")
 _OF_FILE, _OF_PLUGIN = ("type=file",), ("type=plugin|native_plugin",)  # what only some types have
 _MAPPINGS = "a list of mappings, each with a type"
+_OF_REDIS = "is for type=redis, not for"
 _WORD = "a short word of letters, digits and -_."
 Part = Annotated[float, setting(gt=0, le=1)]
 # Names that L2 adapters of LMCache have for settings of ours, by type.
 _ALIASES: dict[str, dict[str, str]] = {
-    "file": {"base_path": "path", "use_odirect": "direct"},
+    "file": {"base_path": "path"},
     "redis": {
         "num_workers": "connections",
         "startup_nodes": "nodes",
@@ -50,6 +52,7 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "serde": ((None, "naive"), "values are stored as they are; leave it out"),
     "persist_enabled": ((None, True), "what is stored stays stored; leave it out"),
     "shared": ((None, True, False), ""),
+    "use_odirect": ((None, True, False), ""),
     "affinity_tag": ((None, "_default"), "there is one L1; leave it out"),
     "key_prefix": ((None, ""), "keys begin with kvf:<identity>; use db or another server"),
     "read_ahead_size": ((None,), "files are read as a whole; leave it out"),
@@ -101,18 +104,11 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         eviction: The rules by which values leave a store that is nearly full.
         client: The settings of the client that reaches the server (redis).
         path: The directory of the files (file).
-        fsync: The moment from which a file is durable (file): "never" leaves it to the system;
-            "data" syncs the file before it is visible, "full" its name too. A power cut may lose
-            chunks in any case and never makes a wrong one.
-        direct: The way past the page cache (file): "auto" where the file system allows it, "on",
-            "off".
-        io_uring: Use io_uring where the kernel allows it (file).
-        shared_name: A name; stores of this process that have the same one are one store (memory).
-        module_path: The module of the class (plugin); "module:Class" names both.
-        class_name: The name of the class (plugin).
+        module_path: The class (plugin), as "module:Class". LMCache has `class_name` beside it.
         params: The keywords of the class (plugin), which are shown nowhere.
     """
 
+    removed: ClassVar = REMOVED["store"]
     guide: ClassVar = ("type", "max_capacity_gb", "eviction", "path")
 
     type: Literal["redis", "file", "memory", "plugin", "native_plugin"]
@@ -123,12 +119,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     path: (
         Annotated[str, setting(min_length=1, use="the path of a directory", needs=_OF_FILE)] | None
     ) = None
-    fsync: Annotated[Literal["never", "data", "full"], setting(needs=_OF_FILE)] = "never"
-    direct: Annotated[Literal["auto", "on", "off"], setting(needs=_OF_FILE)] = "auto"
-    io_uring: Annotated[bool, setting(needs=_OF_FILE)] = True
-    shared_name: Annotated[Text, setting(needs=("type=memory",))] | None = None
     module_path: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
-    class_name: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
     params: Annotated[Mapping[str, Any], setting(secret=True, needs=_OF_PLUGIN)] = msgspec.field(
         default_factory=dict
     )
@@ -139,16 +130,12 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         self._set("params", dict(self.params))
-        if self.class_name is None and self.module_path and ":" in self.module_path:
-            module, _, name = self.module_path.partition(":")
-            self._set("module_path", module)
-            self._set("class_name", name)
         if self.type == "redis" and self.client is None:
             self._set("client", ClientConfig())
-        needed = {"file": ("path",), **dict.fromkeys(_PLUGINS, ("module_path", "class_name"))}
-        for name in needed.get(self.type, ()):
-            if getattr(self, name) is None:
-                raise ConfigError(f"a store of type {self.type} needs {name}")
+        if self.type == "file" and self.path is None:
+            raise ConfigError("a store of type file needs path")
+        if self.type in _PLUGINS and ":" not in (self.module_path or ""):
+            raise ConfigError(f"a store of type {self.type} needs module_path, with class_name")
         if self.type in ("file", "memory") and not self.max_capacity_gb:
             raise ConfigError(f"a store of type {self.type} needs max_capacity_gb, in GB")
 
@@ -166,7 +153,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         if self.client is not None:
             return self.client.address
         if self.type in _PLUGINS:
-            return f"{self.module_path}.{self.class_name}"
+            return (self.module_path or "").replace(":", ".")
         return self.path or "this process"
 
     def connector_spec(self) -> dict[str, Any]:
@@ -180,8 +167,6 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
             needs = _OF_FILE if self.type == "file" else _OF_PLUGIN
             names = (name for name, spec in specs(type(self)).items() if spec.needs == needs)
             given |= {name: getattr(self, name) for name in names}
-        if self.shared_name is not None:
-            given["name"] = self.shared_name
         return given
 
     @classmethod
@@ -207,21 +192,16 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         remote_url: The URL of a store of type redis.
         local_disk: The directory of a store of type file.
         max_local_disk_size: The capacity of `local_disk`, in GB of 2^30 bytes.
-        username: The ACL user at `remote_url`.
-        password: The password at `remote_url`, which is shown nowhere.
-        resp_num_threads: The number of connections to `remote_url`.
-        extra_config: A mapping in which LMCache has these three, and `lookup_backoff_time`.
+        extra_config: A mapping in which LMCache has `username`, `password` and `resp_num_threads`
+            of the store at `remote_url`, and `lookup_backoff_time`.
     """
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
 
-    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
+    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False, flag="l2-adapter")] = ()
     remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
     local_disk: Text | None = None
     max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
-    username: Word | None = None
-    password: Secret | None = None
-    resp_num_threads: Annotated[int, setting(ge=1, le=1024)] | None = None
     extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
 
 
@@ -266,8 +246,21 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         aliases={theirs: (ours, None) for theirs, ours in _ALIASES.get(kind, {}).items()},
         # Drivers without a server know themselves how many workers are best.
         foreign={} if of_client else {"num_workers": None},
-        elsewhere={} if of_client else {"url": f"is for type=redis, not for {kind}; leave it out"},
+        elsewhere={
+            **StoreConfig.removed,
+            **(
+                ClientConfig.removed
+                if of_client
+                else {"url": f"is for type=redis, not for {kind}; leave it out"}
+            ),
+        },
     )
+    if kind in _PLUGINS and isinstance(settings.get("class_name"), str):
+        settings = {
+            **settings,
+            "module_path": f"{settings.get('module_path')}:{settings['class_name']}",
+        }
+        del settings["class_name"]
     for name in _FIXED.keys() & settings.keys():
         _check_fixed(name, settings[name])
     given = {name: _translated(name, settings[name]) for name in settings if name not in _FIXED}
@@ -290,8 +283,6 @@ def _type(given: Any) -> Any:
 
 def _translated(name: str, value: Any) -> Any:
     """A value of LMCache's adapters as ours."""
-    if name == "use_odirect" and isinstance(value, bool):
-        return "auto" if value else "off"
     if name == "cluster_mode":
         return "cluster" if value else "standalone"
     return value

@@ -57,12 +57,13 @@ class _PortError(ValueError):
     """A number that is no port."""
 
 
-def parse_url(url: str, known: Mapping[str, Spec]) -> dict[str, Any]:
+def parse_url(url: str, known: Mapping[str, Spec], removed: Mapping[str, str]) -> dict[str, Any]:
     """The settings that a URL names.
 
     Args:
         url: See above.
         known: The settings of a client.
+        removed: Those that are gone, each with what to do instead.
 
     Raises:
         ConfigError: The URL is malformed, or asks for something unknown.
@@ -89,6 +90,8 @@ def parse_url(url: str, known: Mapping[str, Spec]) -> dict[str, Any]:
     # '&' in one would have cut it in two.
     secret = any(name in kinds and kinds[name].secret for name, _ in query)
     for name, text in query:
+        if name in removed:
+            raise ConfigError(f"the URL's {name} {removed[name]}")
         if name not in kinds:
             what = "in the query" if secret else f"{shown(name)}{nearest(name, kinds)}"
             raise ConfigError(f"unknown query parameter {what}")
@@ -105,8 +108,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(known)}"
 
 
-def unknown(name: object, known: Iterable[str]) -> str:
-    """The text of an error for an unknown setting, with the nearest known name."""
+def unknown(name: object, known: Iterable[str], removed: Mapping[str, str]) -> str:
+    """The text of an error for an unknown setting: what is in its place, or the nearest name."""
+    if isinstance(name, str) and name in removed:
+        return f"{name} {removed[name]}"
     return f"unknown setting {shown(name)}{nearest(str(name), known)}"
 
 

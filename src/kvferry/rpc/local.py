@@ -1,8 +1,6 @@
 """Processes of one user on one host ask each other, by sockets in the folder that they share.
 
-    side = LocalService("vllm-1234-0", answers, threads=8)    # who is asked
-    ask_local("vllm-1234-0", "status", b"", limit_s=2.0)    # who asks
-    local_names()                                           # who is there
+`LocalService` answers under a name, `ask_local` asks, and `local_names` says who is there.
 
 Whoever may enter the folder could read its secret as well (`kvferry.base.local_secret`), so nobody
 has to prove that he knows it; both ends of a connection look that the other is of this user. What
@@ -39,6 +37,7 @@ __all__ = [
 
 _SUFFIX = ".sock"
 _CONNECTIONS_MAX = 64
+_BORN_S = 1.0  # between the moments at which a socket has its name, and at which it listens
 
 
 class LocalCall(msgspec.Struct, array_like=True, frozen=True):
@@ -126,7 +125,7 @@ def local_names() -> list[str]:
         OSError: There is no folder.
     """
     paths = sorted(folder().glob(f"*{_SUFFIX}"))
-    return [path.name.removesuffix(_SUFFIX) for path in paths if not remove_if_left(path)]
+    return [path.name.removesuffix(_SUFFIX) for path in paths if not remove_if_left(path, _BORN_S)]
 
 
 def ask_local(name: str, what: str, body: bytes, limit_s: float) -> bytes:

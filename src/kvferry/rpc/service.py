@@ -1,8 +1,5 @@
 """A listener with a thread of its own, for those whose messages have no order between connections.
 
-    service = Service(listener, handle, "answers", threads=8)
-    service.start()
-
 Each message is handled in that thread, or by work in one of some others if the handler says so. The
 messages of one connection are handled one after the other: nothing is read of a connection whose
 work is under way.

@@ -45,8 +45,8 @@ _log = logging.getLogger("kvferry.server")
 # The loop turns at least every `TICK_S` (0.25 s); silent for this long, it hangs.
 _BEAT_S = 2.0
 _SECRET = ("token", "http_token")
-# Settings that can change while the server runs; the rest needs a restart.
-_LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", *_SECRET)
+# Settings of the cache that can change while the server runs, as secrets can; the rest needs a
+# restart.
 _LIVE_OF_CACHE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
 
 
@@ -68,7 +68,9 @@ class Server:
         self.state = "starting"
         self._began = time.monotonic()
         self._pools = Pools(config)
-        self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
+        self._sessions = Sessions(
+            config.tuning.client_share, config.tuning.dead_after_s, self._session_ended
+        )
         self._listener = Listener()
         self._loop = Loop(self._listener.watch, self._in_background)
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
@@ -131,7 +133,7 @@ class Server:
 
     def _drain(self) -> None:
         """Let go of the engines, and have the stores get what they were promised."""
-        until = time.monotonic() + self.config.drain_s
+        until = time.monotonic() + self.config.tuning.drain_s
         for session in list(self._sessions.by_token.values()):
             self._sessions.end(session, "shutdown")
         self._listener.close()  # engines see at once that they are on their own
@@ -140,7 +142,7 @@ class Server:
                 _log.warning(
                     "%s: not all chunks were written to its stores within %g s",
                     shard.identity.model,
-                    self.config.drain_s,
+                    self.config.tuning.drain_s,
                 )
         self._dispatcher.close()
         if self.config.state_file is not None:
@@ -166,10 +168,6 @@ class Server:
         if config.cache.l1_bytes != self.config.cache.l1_bytes:
             self._pools.resize(config.cache.l1_bytes)
         self.config = self._handlers.config = self._registry.config = config
-        self._sessions.share, self._sessions.dead_after_s = (
-            config.client_share,
-            config.dead_after_s,
-        )
         for shard in self.shards:
             shard.cache.config = config.cache
 
@@ -322,9 +320,9 @@ def _merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, l
     for name, old, new in _differences(config, wanted):
         if name in ("cache", "again"):
             continue
-        if name in _LIVE:
+        if name in _SECRET:
             config = config.replace(**{name: new})
-        texts.append(_described(name, old, new, name in _LIVE))
+        texts.append(_described(name, old, new, name in _SECRET))
     return config, texts
 
 

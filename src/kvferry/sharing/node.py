@@ -14,7 +14,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from kvferry._native import Node as _NativeNode
 from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.base.host import available_memory_bytes, usable_cores
 from kvferry.base.process import check_state_file, log_to_stderr, signals_blocked
-from kvferry.config.node import NodeSettings, NodeUser
+from kvferry.config.node import NodeSettings
 from kvferry.config.setting import GB
 
 __all__ = ["Node", "NodeSettings", "default_threads", "run_node"]
@@ -57,20 +57,15 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         _check_memory(settings)
-        in_flight_gb = settings.in_flight_gb
         self._native = _NativeNode(
             listen=[msgspec.structs.astuple(address) for address in settings.addresses],
             size_bytes=settings.size_bytes,
             policy=settings.eviction_policy,
             hugetlb=settings.hugetlb,
-            prefault=settings.prefault,
-            users=_users(settings),
+            prefault=settings.tuning.prefault,
+            users=[msgspec.structs.asdict(user) for user in settings.users()],
             state_file=settings.state_file or "",
-            threads=settings.threads or default_threads(),
-            connections_max=settings.connections_max,
-            in_flight_bytes_max=0 if in_flight_gb is None else int(in_flight_gb * GB),
-            value_bytes_max=settings.value_bytes_max,
-            stall_timeout_s=settings.stall_timeout_s,
+            threads=settings.tuning.threads or default_threads(),
             version=__version__,
             tls=settings.tls,
         )
@@ -107,15 +102,6 @@ def _check_memory(settings: NodeSettings) -> None:
             f"size_gb is {settings.size_gb:g} GB and this host has {free / GB:.1f} free: "
             f"use at most {_FREE_PART * free / GB:.1f}"
         )
-
-
-def _users(settings: NodeSettings) -> list[dict[str, Any]]:
-    users: list[NodeUser] = settings.users()
-    if users:
-        return [msgspec.structs.asdict(user) for user in users]
-    if not settings.read_only:
-        return []
-    return [{"name": "default", "password": None, "read": [""], "write": [], "admin": False}]
 
 
 def run_node(

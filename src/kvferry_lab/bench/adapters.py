@@ -276,15 +276,11 @@ def _redis_tls(config: ClientConfig) -> dict[str, Any]:
     return {
         "ssl": True,
         "ssl_ca_certs": config.tls_ca_file,
-        "ssl_ca_path": config.tls_ca_dir,
         "ssl_certfile": config.tls_cert_file,
         "ssl_keyfile": config.tls_key_file,
-        "ssl_password": config.tls_key_password,
         "ssl_cert_reqs": "none" if config.tls_verify == "none" else "required",
         "ssl_check_hostname": config.tls_verify == "full",
-        "ssl_min_version": getattr(
-            ssl.TLSVersion, f"TLSv{config.tls_min_version}".replace(".", "_")
-        ),
+        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
     }
 
 

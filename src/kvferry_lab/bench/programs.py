@@ -287,14 +287,10 @@ def _address(config: ClientConfig) -> list[str]:
     words = ["--host", config.host, "--port", str(config.port)]
     if not config.tls:
         return words
-    if config.tls_key_password is not None:
-        raise ProgramError("kvferry-floor cannot open a key file that has a password")
-    suites = [name for name in (config.tls_ciphers or "").split(":") if name.startswith("TLS_")]
     options = {
         "--tls-ca": config.tls_ca_file,
         "--tls-cert": config.tls_cert_file,
         "--tls-key": config.tls_key_file,
-        "--tls-suites": ":".join(suites),
     }
     return [*words, "--tls", *(word for o, v in options.items() if v for word in (o, v))]
 

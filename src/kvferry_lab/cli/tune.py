@@ -34,10 +34,6 @@ def _mib(word: str) -> int:
     return size_bytes
 
 
-def _window(word: str) -> int | None:
-    return None if word == "auto" else _mib(word)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Search:
     """What to try, and for how long."""
@@ -60,7 +56,6 @@ class _Search:
         (), "Numbers of connections to try, e.g. 4,8,16.", kind=_count
     )
     workers: tuple[int, ...] = option((), "Numbers of I/O threads to try.", kind=_count)
-    windows: tuple[int | None, ...] = option((), "MiB in flight to try; auto is one.", kind=_window)
     chunks: tuple[int, ...] = option((), "Sizes of values to try, in MiB.", kind=_mib)
     seed: int = option(0, "Seed of the order of measurements.")
 
@@ -75,8 +70,8 @@ class _Search:
 def tune(ctx: click.Context, /, o: _Search, url: str | None) -> None:
     """Find the fastest settings for a server and write them to the configuration file.
 
-    The server is URL, or that of the file or of the environment. Measured are connections, workers,
-    window and the size of values; every byte is verified. Run it where the client will run, on a
+    The server is URL, or that of the file or of the environment. Measured are connections, workers
+    and the size of values; every byte is verified. Run it where the client will run, on a
     machine that does nothing else.
     """
     try:
@@ -99,7 +94,6 @@ def tune(ctx: click.Context, /, o: _Search, url: str | None) -> None:
     axes: dict[str, Any] = {
         "connections": o.connections,
         "workers": o.workers,
-        "window_bytes": o.windows,
         "chunk_bytes": o.chunks,
     }
     run = Tune(

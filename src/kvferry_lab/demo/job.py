@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
+from kvferry.config.tuning import CacheTuning
 from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig
 
@@ -96,7 +97,7 @@ def open_cache(job: DemoJob) -> TieredCache:
         environ={},
         chunk_size=job.model.page_tokens,
         max_local_cpu_size=size_bytes / _GIB,
-        write_queue_bytes_max=2 * size_bytes,
+        tuning=CacheTuning(write_queue_bytes_max=2 * size_bytes),
         remote_url=job.url,
     )
     return TieredCache(job.identity(), config)

@@ -20,35 +20,27 @@ from kvferry_lab.output import machine_facts
 
 __all__ = ["AXES", "Grid", "TunePoint", "TuneResult", "TuneSample"]
 
-_KIB, _MIB = 1 << 10, 1 << 20
+_MIB = 1 << 20
 
 STRIPE_BYTES = 4 * _MIB  # a constant of the stored format: native/codec/stripe.hpp
 
 
 @dataclass(frozen=True)
 class TunePoint:
-    """Settings to measure; `window_bytes` None is the window that adapts."""
+    """Settings to measure."""
 
     connections: int = CONNECTIONS_DEFAULT
     workers: int = WORKERS_DEFAULT
-    window_bytes: int | None = None
     chunk_bytes: int = STRIPE_BYTES
 
     @property
-    def client(self) -> dict[str, int | None]:
+    def client(self) -> dict[str, int]:
         """The fields of `ClientConfig` among them."""
-        return {
-            "connections": self.connections,
-            "workers": self.workers,
-            "window_bytes": self.window_bytes,
-        }
+        return {"connections": self.connections, "workers": self.workers}
 
     def __str__(self) -> str:
-        window = "auto" if self.window_bytes is None else f"{self.window_bytes / _MIB:g} MiB"
-        return (
-            f"connections {self.connections}, workers {self.workers}, window {window}, "
-            f"chunks {self.chunk_bytes / _MIB:g} MiB"
-        )
+        size = f"chunks {self.chunk_bytes / _MIB:g} MiB"
+        return f"connections {self.connections}, workers {self.workers}, {size}"
 
 
 AXES = tuple(axis.name for axis in fields(TunePoint))
@@ -68,14 +60,13 @@ class TuneSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values of each axis, in ascending order; a window of None comes first.
+    """The values of each axis, in ascending order.
 
     Values above the stripe are not among the chunks: a namespace stores them as stripes anyway.
     """
 
     connections: Sequence[int] = (1, 2, 4, 8, 16, 32)
     workers: Sequence[int] = (1, 2, 4, 8)
-    window_bytes: Sequence[int | None] = (None, 256 * _KIB, 1 * _MIB, 4 * _MIB, 16 * _MIB)
     chunk_bytes: Sequence[int] = field(default=(_MIB // 2, 1 * _MIB, 2 * _MIB, 4 * _MIB))
 
     def __post_init__(self) -> None:
@@ -112,10 +103,7 @@ class Grid:
 
 
 def _nearest(wanted: Any, values: Sequence[Any]) -> Any:
-    if wanted is None:
-        return values[0]
-    numbers = [value for value in values if value is not None]
-    return max((value for value in numbers if value <= wanted), default=values[0])
+    return max((value for value in values if value <= wanted), default=values[0])
 
 
 def _distinct(points: Iterable[TunePoint]) -> list[TunePoint]:

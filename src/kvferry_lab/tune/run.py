@@ -33,7 +33,7 @@ class Tune:
     """One run.
 
     Attributes:
-        config: The server; its connections, workers and window are where the search begins.
+        config: The server; its connections and workers are where the search begins.
         get_weight: Bytes that are read for each byte that is written.
         size_bytes: What a turn writes, and reads.
         budget_s: How long to search. A full sweep comes on top, and takes what it takes.
@@ -105,7 +105,6 @@ class Tune:
         point = TunePoint(
             connections=self.config.connections or CONNECTIONS_DEFAULT,
             workers=self.config.workers or WORKERS_DEFAULT,
-            window_bytes=self.config.window_bytes,
         )
         return self.grid.at(point)
 

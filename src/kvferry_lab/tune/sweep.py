@@ -6,11 +6,10 @@ point: A B C D A E F G A. A turn counts as its ratio to the mean of the two, so 
 machine does hits both sides, and a slow drift cancels; of a point the median ratio counts.
 
 `Sweep.search` sweeps over two axes at a time with the best point so far as the reference, which
-changes only where another one is clearly better: so ties keep the defaults, and a window that
-adapts. It passes over all pairs of axes that depend on each other until a pass changes nothing.
-At the end each axis is put back to where it was at the start, where that costs nothing.
-`Sweep.full` sweeps over the whole grid; `Sweep.against` holds two points against each other, and
-its ratio is what may be quoted.
+changes only where another one is clearly better: so ties keep the defaults. It passes over all
+pairs of axes that depend on each other until a pass changes nothing. At the end each axis is put
+back to where it was at the start, where that costs nothing. `Sweep.full` sweeps over the whole
+grid; `Sweep.against` holds two points against each other, and its ratio is what may be quoted.
 
 A slow server gets fewer turns and not a longer run; only a turn that has begun ends late. No clock
 and no server in here: both are given. A point that cannot be measured is left out, and its reason
@@ -32,7 +31,6 @@ __all__ = ["Compared", "Sweep"]
 _PLANES = (
     ("connections", "chunk_bytes"),  # what matters most
     ("connections", "workers"),
-    ("connections", "window_bytes"),
 )
 _SHARE_SWEEPS = 0.85  # of the time; then settings are put back
 _BEST = 6  # points that get more than one turn

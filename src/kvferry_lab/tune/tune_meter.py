@@ -50,7 +50,9 @@ class TuneMeter:
     """
 
     def __init__(self, config: ClientConfig, size_bytes: int) -> None:
-        self._config = config.replace(client_name="kvferry-tune", ttl_s=None)
+        self._config = config.replace(
+            tuning=config.tuning.replace(client_name="kvferry-tune"), ttl_s=None
+        )
         self._size_bytes = size_bytes
         self._prefix = f"{KEY_PREFIX}{os.urandom(4).hex()}:"
         self._chunks: dict[int, Chunks] = {}
@@ -129,7 +131,6 @@ class TuneMeter:
                 self._config.replace(
                     connections=point.connections,
                     workers=point.workers,
-                    window_bytes=point.window_bytes,
                 )
             )
         self._clients[_settings(point)] = client

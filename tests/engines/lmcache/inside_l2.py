@@ -238,7 +238,7 @@ def test_usage_of_the_server() -> None:
 
 def test_a_silent_server() -> None:
     """Everything completes, as failed or missing; so does what is in flight when it is closed."""
-    rig = Rig(deadline_s=0.5, connect_timeout_s=0.5)
+    rig = Rig(timeout_s=0.5, connect_timeout_s=0.5)
     rig.store([key(1)], [memory(10)])
     os.kill(PID, signal.SIGSTOP)
     try:

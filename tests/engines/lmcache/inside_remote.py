@@ -248,7 +248,7 @@ def test_plain_values_are_the_bytes_under_lmcaches_keys() -> None:
 
 
 def test_a_silent_store_costs_a_deadline_and_no_memory(asleep: None) -> None:
-    made = World(deadline_s=0.5, connect_timeout_s=0.5)
+    made = World(timeout_s=0.5, connect_timeout_s=0.5)
     before = made.free_chunks()
     start = time.monotonic()
     assert made.run(made.connector.batched_get([key(n) for n in range(8)])) == [None] * 8
@@ -286,7 +286,7 @@ async def _batches_running(connector: Any) -> int:
 
 def test_failed_puts_are_counted_and_closing_ends() -> None:
     """In LMCache's backend; its RESP connector's close waits for itself."""
-    made = World(port=1, deadline_s=0.5)  # nobody listens there
+    made = World(port=1, timeout_s=0.5)  # nobody listens there
     backend = RemoteBackend(
         made.config, made.metadata, made.loop, made.cpu, "cpu", plugin_name="kvferry"
     )
@@ -310,7 +310,7 @@ def test_failed_puts_are_counted_and_closing_ends() -> None:
     ("extra", "words"),
     [
         ({"num_worker": 2}, "num_workers"),
-        ({"deadline_s": "soon"}, "deadline_s"),
+        ({"timeout_s": "soon"}, "timeout_s"),
         ({"verify": "yes"}, "verify"),
     ],
 )

@@ -170,7 +170,7 @@ def open_tiers(
         KVFerryError: A store cannot be opened. (One that is away can: it may come.)
     """
     space = space_of(identity)
-    size, queue = identity.layout.chunk_bytes, config.write_queue_bytes_max
+    size, queue = identity.layout.chunk_bytes, config.tuning.write_queue_bytes_max
     tiers: list[StoreTier] = []
     try:
         for store in stores:

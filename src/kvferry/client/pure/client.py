@@ -112,7 +112,7 @@ class PureRedisClient(KeyMethods):
         self._stats = dict.fromkeys(_COUNTERS, 0)
         self._connection: Connection | None = None
         self._refusal = ""  # what was said of the server last, until it connects
-        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s)
+        self._backoff = Backoff(config.tuning.reconnect_min_s, config.tuning.reconnect_max_s)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -142,8 +142,8 @@ class PureRedisClient(KeyMethods):
             batch = GetBatch(
                 keys,
                 views,
-                window_bytes=self.config.window_bytes or GET_WINDOW_BYTES,
-                drain_bytes_max=self.config.drain_bytes_max,
+                window_bytes=self.config.tuning.window_bytes or GET_WINDOW_BYTES,
+                drain_bytes_max=self.config.tuning.drain_bytes_max,
                 prefix=operation.prefix,
             )
         else:
@@ -157,7 +157,7 @@ class PureRedisClient(KeyMethods):
         return result
 
     def _check_sizes(self, values: list[memoryview]) -> None:
-        limit = self.config.value_size_bytes_max
+        limit = self.config.tuning.value_size_bytes_max
         for index, value in enumerate(values):
             if len(value) > limit:
                 raise BadBufferError(
@@ -246,7 +246,7 @@ class PureRedisClient(KeyMethods):
             except (Disconnected, ProtocolError) as error:
                 self._disconnect(str(error))
                 tries = tries + 1 if len(batch.pending()) == len(todo) else 1
-                if tries >= self.config.attempts_max and not self._closed:
+                if tries >= self.config.tuning.attempts_max and not self._closed:
                     raise DialRefused(str(error), error.kind) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
                 self._disconnect(str(error) if isinstance(error, ReplyTimedOut) else "interrupted")

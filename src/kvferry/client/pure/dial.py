@@ -158,14 +158,15 @@ def _open(
     context: ssl.SSLContext | None,
     until: float,
 ) -> Connection:
+    limits = config.tuning.stall_timeout_s, config.tuning.value_size_bytes_max
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(max(until - time.monotonic(), 0.001))
         sock.connect(address)  # type: ignore[arg-type]  # of the family's own type
         if context is None:
-            return Connection(sock, config.stall_timeout_s, config.value_size_bytes_max)
+            return Connection(sock, *limits)
         secured = shake_hands(sock, context, config.tls_server_name or config.host, until)
-        return TlsConnection(secured, config.stall_timeout_s, config.value_size_bytes_max)
+        return TlsConnection(secured, *limits)
     except BaseException:
         sock.close()
         raise
@@ -175,7 +176,7 @@ def _greet(
     connection: Connection, config: ClientConfig, user: Credentials | None, until: float
 ) -> None:
     try:
-        if config.protocol < 3 or not _hello(connection, config, user, until):
+        if config.tuning.protocol < 3 or not _hello(connection, config, user, until):
             _greet_resp2(connection, config, user, until)
         if config.db:
             _check(connection.call(b"SELECT", b"%d" % config.db, deadline=until), user)
@@ -198,8 +199,8 @@ def _hello(
     args = [b"HELLO", b"3"]
     if user is not None:
         args += [b"AUTH", (user.username or "default").encode(), user.password.encode()]
-    if config.client_name:
-        args += [b"SETNAME", config.client_name.encode()]
+    if config.tuning.client_name:
+        args += [b"SETNAME", config.tuning.client_name.encode()]
     reply = connection.call(*args, deadline=until)
     if isinstance(reply, ErrorReply) and not reply.ends_greeting:
         return False
@@ -221,8 +222,8 @@ def _greet_resp2(
     reply = connection.call(b"PING", deadline=until)
     if not (isinstance(reply, ErrorReply) and reply.code == "NOPERM"):  # PING may be forbidden
         _check(reply, user)
-    if config.client_name:  # a name is a courtesy: some proxies do not take it
-        connection.call(b"CLIENT", b"SETNAME", config.client_name.encode(), deadline=until)
+    if config.tuning.client_name:  # a name is a courtesy: some proxies do not take it
+        connection.call(b"CLIENT", b"SETNAME", config.tuning.client_name.encode(), deadline=until)
 
 
 def _authenticate(connection: Connection, user: Credentials, until: float) -> Reply:

@@ -13,7 +13,6 @@ Source: https://docs.python.org/3/library/ssl.html
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import ssl
@@ -29,7 +28,6 @@ from kvferry.config import ClientConfig
 __all__ = ["TlsConnection", "TlsRefused", "client_context", "shake_hands"]
 
 RECORD_BYTES = 16 << 10
-_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _FOREIGN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
 _PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
 _NO_NAME = "TLS: that host name can be in no certificate"
@@ -48,7 +46,7 @@ def client_context(config: ClientConfig) -> ssl.SSLContext:
         TlsRefused: A file is missing or of no use; the text names it, and the reason.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = _VERSIONS[config.tls_min_version]
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = config.tls_verify == "full"
     if config.tls_verify == "none":
         context.verify_mode = ssl.CERT_NONE
@@ -56,13 +54,11 @@ def client_context(config: ClientConfig) -> ssl.SSLContext:
         (config.tls_server_name or config.host).encode("idna")
     except UnicodeError as error:
         raise TlsRefused(_NO_NAME) from error
-    _set_ciphers(context, config.tls_ciphers)
-    _trust(context, config.tls_ca_file, config.tls_ca_dir)
+    _trust(context, config.tls_ca_file)
     if config.tls_cert_file and config.tls_key_file:
         # Without any password OpenSSL would ask for one on the terminal.
-        password = config.tls_key_password or ""
         try:
-            context.load_cert_chain(config.tls_cert_file, config.tls_key_file, password)
+            context.load_cert_chain(config.tls_cert_file, config.tls_key_file, "")
         except OSError as error:
             pair = f"the key file {config.tls_key_file} with {config.tls_cert_file}"
             raise TlsRefused(f"cannot use {pair}: {_reason(error)}") from error
@@ -173,27 +169,14 @@ class TlsConnection(Connection):
         return super()._ended(error)
 
 
-def _set_ciphers(context: ssl.SSLContext, ciphers: str | None) -> None:
-    older = [name for name in (ciphers or "").split(":") if name and not name.startswith("TLS_")]
-    if older:  # `ssl` has no say in those of TLS 1.3
-        try:
-            context.set_ciphers(":".join(older))
-        except ssl.SSLError as error:
-            raise TlsRefused("TLS: OpenSSL knows none of tls_ciphers") from error
-
-
-def _trust(context: ssl.SSLContext, ca_file: str | None, ca_dir: str | None) -> None:
-    if ca_file is None and ca_dir is None:
+def _trust(context: ssl.SSLContext, ca_file: str | None) -> None:
+    if ca_file is None:
         context.load_default_certs()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(cafile=ca_file)
-        except OSError as error:
-            raise TlsRefused(f"cannot use the CA file {ca_file}: {_reason(error)}") from error
-    if ca_dir is not None:
-        if not os.path.isdir(ca_dir):  # OpenSSL would find nothing in it, and not say so
-            raise TlsRefused(f"cannot use the CA directory {ca_dir}: it is no directory")
-        context.load_verify_locations(capath=ca_dir)
+        return
+    try:
+        context.load_verify_locations(cafile=ca_file)
+    except OSError as error:
+        raise TlsRefused(f"cannot use the CA file {ca_file}: {_reason(error)}") from error
 
 
 def _failure(error: ssl.SSLError) -> str:

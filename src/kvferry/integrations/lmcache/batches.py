@@ -188,7 +188,7 @@ class Batches:
         frame: ValueFrame | None,
     ) -> None:
         try:
-            limit_s = self.settings.lookup_s if buffers is None else self.settings.deadline_s
+            limit_s = self.settings.lookup_s if buffers is None else None
             native_id = self.client.announce(
                 Operation(batch.verb, names, buffers, timeout_s=limit_s, frame=frame)
             )

@@ -289,10 +289,8 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         self, verb: Verb, names: Sequence[Key], views: Sequence[Any], prefix: bool = False
     ) -> BatchResult:
         """One batch, or one after the other for each length where values are framed."""
-        limit_s = self._settings.deadline_s
         if not self._names.verify:
-            whole = Operation(verb, names, views, prefix, timeout_s=limit_s)
-            return await self._client.perform(whole)
+            return await self._client.perform(Operation(verb, names, views, prefix))
         statuses, sizes = bytearray(len(names)), [0] * len(names)
         elapsed_s, error = 0.0, None
         for length in dict.fromkeys(view.nbytes for view in views):
@@ -302,7 +300,6 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
                 [names[i] for i in where],
                 [views[i] for i in where],
                 prefix,
-                timeout_s=limit_s,
                 frame=self._names.frame(length),
             )
             part = await self._client.perform(asked)

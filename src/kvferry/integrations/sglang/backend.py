@@ -81,8 +81,8 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         check_server(server, str(model_path(server, self.settings, name)))
         self._server = server_fields(server, self.settings, name)
         client = self.settings.client
-        if client.client_name == "kvferry":
-            client = client.replace(client_name="kvferry-sglang")
+        named = client.tuning.replace(client_name="kvferry-sglang")
+        client = client.replace(tuning=named)
         self.client = RedisClient.from_config(client)
         self._pools: dict[str, HostPool] = {}
         self._warned: dict[str, float] = {}

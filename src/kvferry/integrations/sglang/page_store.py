@@ -140,7 +140,7 @@ class PageStore:
     def get(self, hashes: Sequence[str], memory: Sequence[BufferLike]) -> list[bool]:
         """Read pages; of one that is not good, the memory has undefined content."""
         began = time.perf_counter()
-        limit_s = self._limit(self._settings.load_timeout_s, len(hashes))
+        limit_s = self._limit(self._settings.tuning.load_timeout_s, len(hashes))
         results = self._all(
             self._named(hashes),
             limit_s,
@@ -170,7 +170,7 @@ class PageStore:
             return known
         each, began = len(self.parts), time.perf_counter()
         parts = [part for i in wanted for part in memory[i * each : (i + 1) * each]]
-        limit_s = self._limit(self._settings.store_timeout_s, len(wanted))
+        limit_s = self._limit(self._settings.tuning.store_timeout_s, len(wanted))
         results = self._all(
             [names[i] for i in wanted],
             limit_s,
@@ -228,7 +228,7 @@ class PageStore:
 
     def _look(self, names: Sequence[str], *, prefix: bool) -> tuple[list[list[int]], list[bool]]:
         """The statuses of all parts of each page, and whether all of them are there."""
-        limit_s = self._settings.lookup_timeout_s
+        limit_s = self._settings.tuning.lookup_timeout_s
         results = self._all(
             names,
             limit_s,
@@ -301,7 +301,7 @@ class PageStore:
         return good
 
     def _limit(self, base_s: float, pages: int) -> float:
-        return base_s + pages * self.page_bytes / self._settings.client.floor_rate_bytes_s
+        return base_s + pages * self.page_bytes / self._settings.client.tuning.floor_rate_bytes_s
 
     def _note(self, rates: deque[tuple[int, float]], pages: int, began: float) -> None:
         took_s = time.perf_counter() - began

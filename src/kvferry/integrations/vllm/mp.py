@@ -10,7 +10,7 @@ Every worker maps the memory of the server and copies its blocks straight out of
 go hashes and page numbers only. All engines of a host that run the same model share what any of
 them computed, and what one stored stays when it ends. All else is as in `connector`; but what a
 request may load is in the server's memory before it is promised, and stays there until it is loaded
-(`Cache.lookup` with `lease`). An engine may hold a part of that memory, see `--client-share`; what
+(`Cache.lookup` with `lease`). An engine may hold half of that memory; what
 lies there beyond that is promised too: should it go, its blocks are reported, and computed.
 
 Without a server vLLM runs as if there were no connector. A server that ends takes with it what is

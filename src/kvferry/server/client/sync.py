@@ -358,6 +358,8 @@ class Client(Cache):
 
     def _leased(self, timeout_s: float | None, prompt: Prompt) -> Lookup:
         """`_look`; what pays is in the server's memory then, and kept until it is loaded."""
+        if not self.available:  # nobody was asked, so nothing was missed
+            return Lookup(tokens=0, tiers={MEMORY: 0}, reason="unavailable")
         limit_s, silent_s = self._limit(timeout_s), self._lookup_timeout_s
         if silent_s is None:
             silent_s = self._feedback.patience_s(prompt, limit_s)

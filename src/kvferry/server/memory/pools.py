@@ -191,10 +191,7 @@ class Pools:
                 "raise --l1-size-gb or lower the chunk size"
             )
         segment = create_segment(
-            self._config.shm_name,
-            pages * stride,
-            hugepages=self._config.hugepages,
-            numa=self._config.numa,
+            self._config.shm_name, pages * stride, hugepages=self._config.cache.hugetlb
         )
         pool = self.add(segment, chunk_bytes, pages)
         self.tend(pool)
@@ -328,7 +325,7 @@ class Pools:
 
     def _affordable_bytes(self) -> int:
         """How much of the memory that is available now may be taken; with the lock."""
-        if self._config.hugepages:  # they were set aside: whoever takes too many is told so
+        if self._config.cache.hugetlb:  # they were set aside: whoever takes too many is told so
             return self.budget_bytes
         if time.monotonic() < self._scarce_until:
             return 0

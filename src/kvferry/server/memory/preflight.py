@@ -16,8 +16,6 @@ __all__ = ["check_shared_memory"]
 
 _log = logging.getLogger("kvferry.server")
 
-NODES = Path("/sys/devices/system/node")
-
 
 def check_shared_memory(
     config: ServerConfig,
@@ -26,7 +24,6 @@ def check_shared_memory(
     proc: Path = PROC,
     cgroup: Path = CGROUP,
     mounts: Path = MOUNTS,
-    nodes: Path = NODES,
 ) -> None:
     """Compare the size of the pool with what there is; the files are those of the system.
 
@@ -34,12 +31,10 @@ def check_shared_memory(
     taken as it fills and no more than there is.
 
     Raises:
-        ConfigError: The host, a cgroup or shared memory has less, or there is no such NUMA node;
-            the text names both sizes and the way out.
+        ConfigError: The host, a cgroup or shared memory has less; the text names both sizes
+            and the way out.
     """
-    if config.numa is not None and not (nodes / f"node{config.numa}").is_dir():
-        raise ConfigError(f"numa={config.numa}: this host has no such node; leave it out")
-    if config.hugepages:
+    if config.cache.hugetlb:
         _check_hugepages(config, proc / "meminfo", mounts)
         return
     _check_shm(config, shm)
@@ -100,7 +95,7 @@ def _left_behind(shm: Path, name: str) -> int:
 def _check_hugepages(config: ServerConfig, meminfo: Path, mounts: Path) -> None:
     if hugetlbfs(mounts) is None:
         raise ConfigError(
-            "hugepages is set and no hugetlbfs is mounted where we may write; run mount -t "
+            "hugetlb is set and no hugetlbfs is mounted where we may write; run mount -t "
             "hugetlbfs none /dev/hugepages, or leave it out"
         )
     facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)

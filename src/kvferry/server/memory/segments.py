@@ -64,19 +64,17 @@ def hugetlbfs(mounts: Path = MOUNTS) -> Path | None:
     return None
 
 
-def create_segment(
-    name: str, size_bytes: int, *, hugepages: bool, numa: int | None
-) -> _native.SharedSegment:
+def create_segment(name: str, size_bytes: int, *, hugepages: bool) -> _native.SharedSegment:
     """A new segment, of which nothing is backed by memory yet.
 
     Raises:
-        ConfigError: The node does not exist, or the name cannot be.
+        ConfigError: The name cannot be.
         OSError: The system refused it.
     """
     if "/" in name or name.startswith("."):
         raise ConfigError(f"shm_name={name!r} is no name of a file; leave out slashes")
     path = directory(hugepages) / f"{name}-{secrets.token_hex(16)}"
-    return _native.SharedSegment.create(str(path), size_bytes, numa=-1 if numa is None else numa)
+    return _native.SharedSegment.create(str(path), size_bytes)
 
 
 def sweep(name: str, keep: frozenset[str] = frozenset()) -> int:

@@ -162,7 +162,7 @@ class Handlers:
         self, session: Session, request: p.Reserve, prompt: Prompt, first: int
     ) -> p.Reply:
         _check_open(session)
-        shard, lease_s = session.shard, self.config.lease_s
+        shard, lease_s = session.shard, self.config.tuning.lease_s
         shard.cache.storer.offer_again(prompt)
         end = self._end(session, prompt, first)
         if not shard.memory.waits_for_room(end - first):
@@ -210,13 +210,13 @@ class Handlers:
         began = time.monotonic()
         room = self._sessions.room(session)
         wanted = prompt.first(room)
-        asked = session.kept_for(prompt.hashes) if session.lookups else None
+        asked = session.kept_for(prompt.hashes) if session.lookups and prompt.chunks else None
         if asked is not None and (leased := self._loaded(session, request, prompt, asked)):
             return leased
         ready, coming = shard.memory.cache.lookup(prompt.hashes)
         asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
-            lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
+            lease, handles = shard.memory.cache.acquire(wanted, self.config.tuning.lease_s)
             if len(handles) * DIGEST_BYTES == len(wanted) or not asks:
                 shard.cache.reader.from_memory(prompt, len(handles), time.monotonic() - began)
                 return self._leased(session, request, prompt, lease, handles, room)
@@ -226,7 +226,9 @@ class Handlers:
         def gathered(found: Gathered | None) -> p.Reply:
             _check_open(session)
             room = self._sessions.room(session)
-            lease, handles = shard.memory.cache.acquire(prompt.first(room), self.config.lease_s)
+            lease, handles = shard.memory.cache.acquire(
+                prompt.first(room), self.config.tuning.lease_s
+            )
             if found is None:
                 reason = "unavailable" if full else "deadline"
                 found = Gathered(ready, bytearray(), reason=reason)
@@ -245,7 +247,7 @@ class Handlers:
         """
         cache, pages = session.shard.memory.cache, session.lookups[asked].pages
         room = self._sessions.room(session) + pages
-        lease, handles = cache.acquire(prompt.first(room), self.config.lease_s)
+        lease, handles = cache.acquire(prompt.first(room), self.config.tuning.lease_s)
         session.let_go(asked)
         if len(handles) < prompt.chunks:
             cache.release(lease)
@@ -270,7 +272,7 @@ class Handlers:
         found: Gathered | None = None,
     ) -> p.Reply:
         if lease:
-            session.leases[lease] = (len(handles), time.monotonic() + self.config.lease_s)
+            session.leases[lease] = (len(handles), time.monotonic() + self.config.tuning.lease_s)
             session.hold(len(handles))
         reason = ""
         if len(handles) < prompt.chunks:
@@ -405,7 +407,7 @@ class Handlers:
         before = session.lookups.get(rest.hashes)
         room = self._sessions.room(session, looking=True) + (before.pages if before else 0)
         leased = rest.first(room)
-        seconds = min(LOOKUP_LEASE_S, self.config.lease_s)
+        seconds = min(LOOKUP_LEASE_S, self.config.tuning.lease_s)
         lease, handles = cache.acquire(leased, seconds)
         leased = leased[: len(handles) * DIGEST_BYTES]
         session.keep(rest.hashes, LookupLease(lease, leased, time.monotonic() + seconds))

@@ -136,8 +136,8 @@ class Registry:
             page_bytes=pool.chunk_bytes,
             pages=pool.pages.pages_count,
             lock=session.lock,
-            heartbeat_s=config.heartbeat_s,
-            lease_s=config.lease_s,
+            heartbeat_s=config.tuning.heartbeat_s,
+            lease_s=config.tuning.lease_s,
             prefault=pool.pages.granted_count == pool.pages.pages_count,
             shared=shard.shared,
         )

@@ -57,9 +57,9 @@ class Controller:
         self.journal = Journal()
         self.members = Members(
             self.journal,
-            suspect_s=config.suspect_s,
-            dead_s=config.dead_s,
-            members_max=config.instances_max,
+            suspect_s=config.tuning.suspect_s,
+            dead_s=config.tuning.dead_s,
+            members_max=config.tuning.instances_max,
         )
         self.jobs = Jobs(self.journal)
         self.quotas = Quotas(self.journal)
@@ -71,7 +71,7 @@ class Controller:
         if config.directory is not None:
             store = ClientConfig.from_url(config.directory)
             parts = (self.members, self.jobs, self.quotas)
-            self.shared = SharedDirectory(store, config.heartbeat_s, *parts)
+            self.shared = SharedDirectory(store, config.tuning.heartbeat_s, *parts)
         self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
 
     @property

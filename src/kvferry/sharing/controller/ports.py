@@ -111,7 +111,7 @@ class Ports:
             "reply": self._reply,
             "heartbeat": self._heartbeat,
         }
-        limits = (_HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S, config.connections_max, _UNMET_MAX)
+        limits = (_HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S, config.tuning.connections_max, _UNMET_MAX)
         self._listener = Listener(*limits, self._challenge)
         self._service = Service(self._listener, self._handle, "controller", _THREADS, self._tick)
         self.ports: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Ports:
             self._gone(key)
             self._service.background(partial(self._members.drop, seats))
         # A silent pull port is a cache in which nothing changes.
-        idle_s = max(_IDLE_TIMEOUT_S, 3 * self._config.heartbeat_s)
+        idle_s = max(_IDLE_TIMEOUT_S, 3 * self._config.tuning.heartbeat_s)
         silent_since = time.monotonic() - idle_s
         for connection in list(self._peers):
             if connection.socket.fileno() < 0:
@@ -261,7 +261,7 @@ class Ports:
             if gone:
                 self._jobs.gone(peer.key)
             heartbeat = f":{self.ports['heartbeat']}"
-            registered = InstanceRegistered(heartbeat, self._config.heartbeat_s)
+            registered = InstanceRegistered(heartbeat, self._config.tuning.heartbeat_s)
             return partial(self._dropped, gone, registered) if gone else registered
         if isinstance(message, Leave):
             known = self._members.find(peer.key, peer.incarnation)

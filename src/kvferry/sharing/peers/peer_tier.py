@@ -31,6 +31,7 @@ from kvferry.chunks.generation import Mark
 from kvferry.client.batch import Status
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.remote_sources import Address
+from kvferry.config.tuning import ClientTuning
 from kvferry.config.url import is_loopback
 from kvferry.connectors.one_sided.agent import Agent
 from kvferry.connectors.one_sided.reads import OneSidedConnector
@@ -193,8 +194,10 @@ def client_of(settings: CacheConfig, secret: str, address: Address) -> ClientCon
         host=address[0],
         port=address[1],
         unix_path=node_address(*address) if near else None,
-        reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
-        reconnect_max_s=_BACKOFF_S_MAX,
+        tuning=ClientTuning(
+            reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
+            reconnect_max_s=_BACKOFF_S_MAX,
+        ),
         username=USER if secret else None,
         password=secret or None,
         **settings.tls,

@@ -68,10 +68,8 @@ _HAS_PORT = re.compile(r"(?:tcp://)?(?:\[[^]]*\]|[^:/]+):[0-9]+", re.ASCII)
 ENGINE_SETTINGS = (
     "chunk_size",
     "layerwise",
-    "load_threads",
     "lookup_timeout_s",
     "retrieve_timeout_s",
-    "save_buffer_gb",
     "save_generated",
     "weights_version",
 )

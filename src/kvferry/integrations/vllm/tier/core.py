@@ -26,11 +26,12 @@ from kvferry._native import KnownChunks
 from kvferry.base.errors import DeadlineExceeded
 from kvferry.cache.store.coding import Coding
 from kvferry.client.batch import BatchResult
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Connector
 from kvferry.integrations.vllm.tier.lookups import KNOWN_MAX, Lookups, chunk_names
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
 from kvferry.integrations.vllm.tier.tier_cost import Patience
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits, Transfers
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, Transfers
 
 __all__ = ["TierCore"]
 

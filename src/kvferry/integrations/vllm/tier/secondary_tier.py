@@ -55,7 +55,7 @@ from kvferry.integrations.vllm.tier.tier_series import (
     Observed,
     labels_of,
 )
-from kvferry.integrations.vllm.tier.transfers import FinishedTransfer, TierLimits
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from kvferry.integrations.vllm.versions import need
 from kvferry.metrics.collector import unregister_series
 from kvferry.metrics.series import Family
@@ -135,7 +135,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self.core = TierCore(
             connector,
             primary_kv_view,
-            TierLimits(**settings.limits),
+            settings.limits,
             patience=_patience(offloading_spec, engine.vllm_config),
             coding=_coding(settings, connector),
         )
@@ -150,8 +150,6 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._lines = RequestLog(_log)
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
-        if settings.locality and hasattr(offload, "Locality"):
-            self.locality = offload.Locality(settings.locality)
         _log.info(
             "KvferryTier at %s: %d bytes a chunk, identity %s, %s",
             *(self.address, row_bytes, identity.hex()),

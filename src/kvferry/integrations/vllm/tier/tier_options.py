@@ -25,22 +25,13 @@ from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmTierSettings, own_and_client
 from kvferry.config.remote_sources import Address, AllowedHosts
+from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.tier.transfers import TierLimits
 
 __all__ = ["TierOptions", "read_options"]
 
-# Setting: field of `TierLimits`, and what one of its units is there.
-_LIMITS = {
-    "lookup_timeout_ms": ("lookup_timeout_s", 1e-3),
-    "load_timeout_ms": ("load_timeout_s", 1e-3),
-    "load_stall_ms": ("load_stall_s", 1e-3),
-    "store_timeout_ms": ("store_timeout_s", 1e-3),
-    "store_mb_max": ("store_bytes_max", 1 << 20),
-    "drain_timeout_ms": ("drain_timeout_s", 1e-3),
-}
 _FILE_URL = "file://"
 _SENTINEL = ("sentinel_master", "sentinel_username", "sentinel_password")
 
@@ -52,10 +43,9 @@ class TierOptions:
     Attributes:
         open: Opens the store, with a space.
         address: Where that is, for people and without secrets.
-        limits: Fields of `TierLimits` that were given.
+        limits: How long it waits, and how much may be on its way.
         identity: A text of the user that enters the identity.
         kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
-        locality: "LOCAL", "REMOTE" or None, as vLLM's filters of tiers and events have it.
         store: The name of the store in metrics: its own, or its type.
         sources: Whose nodes requests may name; None: nobody's.
         open_source: Opens a node that a request names.
@@ -64,10 +54,9 @@ class TierOptions:
 
     open: Callable[[Space], Connector]
     address: str
-    limits: Mapping[str, Any]
+    limits: TierLimits
     identity: str = ""
     kv_events: bool = False
-    locality: str | None = None
     store: str = "redis"
     sources: AllowedHosts | None = None
     open_source: Callable[[Space, Address], Connector] | None = None
@@ -85,11 +74,10 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         ConfigError: An option is unknown or cannot be; secrets are never quoted.
     """
     own, client = own_and_client(VllmTierSettings, options, "KvferryTier")
-    limits: dict[str, Any] = {"store_bytes_max": max(1, view_bytes // 2)}
-    for name, (field, factor) in _LIMITS.items():
-        if (number := getattr(own, name)) is not None:
-            limits[field] = type(factor)(number * factor)
-    TierLimits(**limits)
+    most = min(own.tuning.store_bytes_max, max(1, view_bytes // 2))
+    limits = own.tuning.replace(store_bytes_max=most)
+    if own.lookup_timeout_s is not None:
+        limits = limits.replace(lookup_timeout_s=own.lookup_timeout_s)
     sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
     open_source = _of_sources(own, dict(client)) if sources else None
     open_store, address, store = _store(own, client)
@@ -97,9 +85,8 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         open=open_store,
         address=address,
         limits=limits,
-        identity=own.identity,
+        identity=own.weights_version,
         kv_events=own.enable_kv_events,
-        locality=own.locality,
         store=store,
         sources=sources,
         open_source=open_source,
@@ -112,19 +99,19 @@ def _store(
 ) -> tuple[Callable[[Space], Connector], str, str]:
     given = [name for name, _ in own.changed()]
     if own.store is not None:
-        beside = [name for name in ("url", "capacity_gb", "password_file") if name in given]
+        beside = [name for name in ("url", "max_capacity_gb", "password_file") if name in given]
         for name in (*beside, *client):
             raise ConfigError(f"store says all of the store, so leave {name} out, or put it there")
         return _of_spec(StoreConfig.of(**own.store), own)
     if own.url is not None and own.url.startswith(_FILE_URL):
         for name in (*(("password_file",) if own.password_file else ()), *client):
             raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
-        if own.capacity_gb is None:
-            raise ConfigError(f"a {_FILE_URL} store needs capacity_gb, in GB of 2**30 bytes")
-        path, size = own.url.removeprefix(_FILE_URL), own.capacity_gb
+        if own.max_capacity_gb is None:
+            raise ConfigError(f"a {_FILE_URL} store needs max_capacity_gb, in GB of 2**30 bytes")
+        path, size = own.url.removeprefix(_FILE_URL), own.max_capacity_gb
         return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size), own)
-    if own.capacity_gb is not None:
-        raise ConfigError("capacity_gb is for file://; a server has its own limit (maxmemory)")
+    if own.max_capacity_gb is not None:
+        raise ConfigError("max_capacity_gb is for file://; a server has its own limit (maxmemory)")
     config, serde = _client_config(own, client), _first_serde(own)
 
     def open_redis(space: Space) -> Connector:

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 
 from kvferry.cache.cost.load_or_compute import FirstByte
 from kvferry.client.batch import BatchResult, Status
+from kvferry.config.tuning import TierLimits
 from kvferry.integrations.vllm.tier.store_channel import StoreChannel
 from kvferry.integrations.vllm.tier.tier_cost import Patience
 
-__all__ = ["FinishedTransfer", "TierLimits", "Transfers"]
+__all__ = ["FinishedTransfer", "Transfers"]
 
 # Why nothing was begun, for people.
 _WORDS = {
@@ -38,31 +39,6 @@ _WORDS = {
     "store_refused": "its connector takes nothing",
 }
 _STATUS = tuple(status.name.lower() for status in Status)
-
-
-@dataclass(frozen=True, slots=True)
-class TierLimits:
-    """Limits of a tier.
-
-    Attributes:
-        load_timeout_s: Deadline of a load, plus its bytes at `floor_rate_bytes_s`.
-        load_stall_s: How long all loads together may get nothing; None: as long as that can pay.
-        store_timeout_s: Deadline of a store, plus its bytes likewise.
-        store_bytes_max: What may be on its way to the store.
-        floor_rate_bytes_s: The slowest transfer that counts as alive.
-        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
-            as long as that can pay.
-        drain_timeout_s: How long `TierCore.drain` and `close` wait for stores before they withdraw
-            what is in flight.
-    """
-
-    load_timeout_s: float = 1.0
-    load_stall_s: float | None = None
-    store_timeout_s: float = 5.0
-    store_bytes_max: int = 1 << 62
-    floor_rate_bytes_s: float = 50e6
-    lookup_timeout_s: float | None = None
-    drain_timeout_s: float = 10.0
 
 
 @dataclass(slots=True)
