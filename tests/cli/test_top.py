@@ -28,7 +28,7 @@ from kvferry.integrations.vllm.connector.ranks import RankAnswers
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.servers import free_port
-from support.views import FakeView
+from support.views import FakeView, http_of
 
 TOKEN = "t0ken-t0ken-t0ken"
 TOKENS = prompt(4 * CHUNK, seed=1)
@@ -38,7 +38,7 @@ class LiveView(FakeView):
     """A view whose status has what a server says of its engines."""
 
     def status(self) -> dict[str, Any]:
-        """See `ServerView`."""
+        """See `Server`."""
         pages = [engine.memory.cache.stats()["resident"] for engine in self.engines]
         return {
             "version": "0.1",
@@ -70,7 +70,7 @@ def served(
 ) -> Iterator[HttpSide]:
     view = LiveView(ServerConfig(http=("127.0.0.1", port), http_token=token), engine)
     view.told = told
-    side = HttpSide(view)
+    side = http_of(view)
     side.start()
     try:
         yield side

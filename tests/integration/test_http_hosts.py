@@ -15,11 +15,10 @@ import pytest
 from kvferry.config import endpoints
 from kvferry.config.server import ServerConfig
 from kvferry.http.listener import HttpListener
-from kvferry.server.http.side import HttpSide
 from kvferry.sharing.controller.http.app import make_app
 from support.engines import memory_store, open_engine
 from support.holdings import controller
-from support.views import FakeView, ask
+from support.views import FakeView, ask, http_of
 
 TOKEN = "t0ken-t0ken-t0ken"
 
@@ -59,7 +58,7 @@ def served(what: str, token: str | None = None) -> Iterator[str]:
         return
     with open_engine(memory_store("hosts")) as engine:
         config = ServerConfig(http=("127.0.0.1", 0), http_token=token)
-        side = HttpSide(FakeView(config, engine))
+        side = http_of(FakeView(config, engine))
         side.start()
         try:
             yield side.url

@@ -14,14 +14,13 @@ from kvferry import TieredCache
 from kvferry.config.server import ServerConfig
 from kvferry.http import waits
 from kvferry.http.listener import HttpListener
-from kvferry.server.http.side import HttpSide
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http.app import make_app
 from kvferry.sharing.membership import Command, Result
 from support.engines import CHUNK, memory_store, open_engine, prompt
 from support.holdings import FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until
-from support.views import FakeView, ask
+from support.views import FakeView, ask, http_of
 
 LIMIT_S = 30.0
 WAITING = 45  # more than there are threads for calls
@@ -132,7 +131,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[TieredCache]:
 
 @contextmanager
 def served(engine: TieredCache) -> Iterator[str]:
-    side = HttpSide(FakeView(ServerConfig(http=("127.0.0.1", 0)), engine))
+    side = http_of(FakeView(ServerConfig(http=("127.0.0.1", 0)), engine))
     side.start()
     try:
         yield side.url

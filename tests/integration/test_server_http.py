@@ -20,11 +20,10 @@ from kvferry.base.errors import UnavailableError
 from kvferry.config.server import ServerConfig
 from kvferry.http import listener
 from kvferry.http.bodies import BODY_BYTES_MAX
-from kvferry.server.http.side import HttpSide
 from support import clock
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
 from support.stamps import until
-from support.views import FakeView, ask, assert_whole
+from support.views import FakeView, ask, assert_whole, http_of
 
 TOKEN = "t0ken-t0ken-t0ken"
 OTHER = Identity(model="other", layout=LAYOUT)
@@ -37,7 +36,7 @@ def config(**settings: Any) -> ServerConfig:
 
 @contextmanager
 def served(view: FakeView) -> Iterator[str]:
-    side = HttpSide(view)
+    side = http_of(view)
     side.start()
     try:
         yield side.url
@@ -516,7 +515,7 @@ def test_an_engine_that_was_closed_is_no_bug(url: str, engine: TieredCache) -> N
 def test_a_port_that_is_taken(engine: TieredCache) -> None:
     with served(FakeView(config(), engine)) as url:
         port = int(url.rsplit(":", 1)[1])
-        taken = HttpSide(FakeView(config().replace(http=("127.0.0.1", port)), engine))
+        taken = http_of(FakeView(config().replace(http=("127.0.0.1", port)), engine))
         with pytest.raises(UnavailableError, match=f"port {port}.*--http-port"):
             taken.start()
         taken.stop()
@@ -524,7 +523,7 @@ def test_a_port_that_is_taken(engine: TieredCache) -> None:
 
 def test_it_ends_while_somebody_waits(engine: TieredCache, tmp_path: Path) -> None:
     view = FakeView(config(), engine)
-    side = HttpSide(view)
+    side = http_of(view)
     side.start()
     idle = socket.create_connection(("127.0.0.1", int(side.url.rsplit(":", 1)[1])), 20)
     began = clock.now_s()

@@ -6,18 +6,20 @@ import json
 import re
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, cast
 
 from kvferry import TieredCache
 from kvferry.base.errors import UsageError
 from kvferry.config.server import ServerConfig
 from kvferry.metrics.collector import exposition
+from kvferry.server.http.side import HttpSide
+from kvferry.server.server import Server
 
 
 class FakeView:
-    """A `ServerView` over engines that a test made; `stopped` and `reloads` count what was asked.
+    """A server over engines that a test made; `stopped` and `reloads` count what was asked.
 
-    It implements what the protocol promises of `cache`: a digest, its beginning, or a model.
+    Of `Server` it has what its HTTP side uses.
     """
 
     def __init__(self, config: ServerConfig, *engines: TieredCache) -> None:
@@ -32,15 +34,15 @@ class FakeView:
 
     @property
     def ready(self) -> bool:
-        """See `ServerView`."""
+        """See `Server`."""
         return self.state == "ready"
 
     def status(self) -> dict[str, Any]:
-        """See `ServerView`."""
+        """See `Server`."""
         return {"state": self.state, **self.told, "odd": float("inf")}
 
     def cache(self, identity: str | None) -> TieredCache:
-        """See `ServerView`."""
+        """See `Server`."""
         found = [
             engine
             for engine in self.engines
@@ -54,17 +56,22 @@ class FakeView:
         raise UsageError(f"{len(found)} identities; there are: {known}")
 
     def metrics_text(self) -> str:
-        """See `ServerView`."""
+        """See `Server`."""
         return exposition([engine.metrics for engine in self.engines])
 
     def reload(self) -> list[str]:
-        """See `ServerView`."""
+        """See `Server`."""
         self.reloads += 1
         return ["lease_s is 5 now"]
 
     def stop(self) -> None:
-        """See `ServerView`."""
+        """See `Server`."""
         self.stopped += 1
+
+
+def http_of(view: FakeView) -> HttpSide:
+    """The HTTP side of such a server."""
+    return HttpSide(cast(Server, view))
 
 
 def ask(

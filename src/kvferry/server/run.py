@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvferry import __version__
 from kvferry.base.errors import KVFerryError, UnavailableError
@@ -22,13 +22,13 @@ from kvferry.base.process import log_to_stderr, signals_blocked
 from kvferry.base.threads import Guarded, noticed
 from kvferry.config.server import ServerConfig
 from kvferry.config.shown import server_summary
-from kvferry.server.http.view import ServerView
 from kvferry.server.memory.preflight import check_shared_memory
 
 if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide
+    from kvferry.server.server import Server
 
-__all__ = ["Runnable", "run_server"]
+__all__ = ["run_server"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -36,17 +36,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 0.2
 
 
-class Runnable(ServerView, Protocol):
-    """A server that can be run."""
-
-    def run(self) -> None:
-        """Serve until `stop` has drained it."""
-
-
 def run_server(
     config: ServerConfig,
     *,
-    make: Callable[[ServerConfig], Runnable] | None = None,
+    make: Callable[[ServerConfig], Server] | None = None,
     log_level: str = "info",
 ) -> None:
     """Serve until a signal says otherwise; in the main thread.
@@ -87,7 +80,7 @@ def run_server(
         _log.info("ended")
 
 
-def _http(config: ServerConfig, server: Runnable) -> HttpSide | None:
+def _http(config: ServerConfig, server: Server) -> HttpSide | None:
     """HTTP, if it is wanted; at the port that nobody has named it may be left out."""
     if config.http is None:
         return None
@@ -104,7 +97,7 @@ def _http(config: ServerConfig, server: Runnable) -> HttpSide | None:
     return side
 
 
-def _listen(server: Runnable, ended: threading.Event) -> None:
+def _listen(server: Server, ended: threading.Event) -> None:
     """Wait for signals until the end, and tell whoever started us when the server is ready."""
     stopping, told = False, False
     while not ended.is_set():
@@ -131,7 +124,7 @@ def _listen(server: Runnable, ended: threading.Event) -> None:
                 noticed("signals", error)
 
 
-def _reload(server: Runnable) -> None:
+def _reload(server: Server) -> None:
     try:
         changes = server.reload()
     except (KVFerryError, OSError) as error:

@@ -53,12 +53,16 @@ _LIVE_OF_CACHE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size"
 class Server:
     """See the head of this module.
 
+    Threads: `run` is the loop's; the rest is for any, and waits for no loop: what it says was true
+    a moment ago.
+
     Args:
         config: The settings.
 
     Attributes:
         config: The settings in force.
         endpoints: Where it listens, with the ports that it got.
+        state: "starting", "ready", "draining" or "ended".
     """
 
     def __init__(self, config: ServerConfig) -> None:

@@ -2,5 +2,4 @@
 
 HttpSide      routes, and the thread that serves them      side.py
 http_calls    what each route does                         http_calls.py, prefetch.py
-ServerView    what all of these see of the server          view.py
 """

@@ -23,7 +23,7 @@ from kvferry.chunks.generation import joined, named
 from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Tokens
-from kvferry.server.http.view import ServerView
+from kvferry.server.server import Server
 
 __all__ = [
     "IdentityName",
@@ -126,7 +126,7 @@ class Cleared(Whose):
     stores: bool
 
 
-def cache_of(view: ServerView, identity: str | None) -> TieredCache:
+def cache_of(view: Server, identity: str | None) -> TieredCache:
     """The cache of an identity.
 
     Raises:
@@ -159,7 +159,7 @@ def prompt_of(
     return read_prompt(tokens, cache.layout.chunk_size, salt, generation=generation)
 
 
-def _prompt(view: ServerView, body: EnginePromptBody | UnpinBody) -> tuple[TieredCache, Prompt]:
+def _prompt(view: Server, body: EnginePromptBody | UnpinBody) -> tuple[TieredCache, Prompt]:
     cache = cache_of(view, body.identity)
     return cache, prompt_of(cache, body.tokens, body.salt, body.weights_version)
 
@@ -169,7 +169,7 @@ def whose(cache: TieredCache) -> Whose:
     return {"identity": cache.identity.digest.hex(), "model": cache.identity.model}
 
 
-def lookup(view: ServerView, body: EnginePromptBody) -> LookupReport:
+def lookup(view: Server, body: EnginePromptBody) -> LookupReport:
     """How much of a prompt each tier has."""
     cache, prompt = _prompt(view, body)
     found = cache.lookup(prompt)
@@ -182,7 +182,7 @@ def lookup(view: ServerView, body: EnginePromptBody) -> LookupReport:
     }
 
 
-def explain(view: ServerView, body: EnginePromptBody) -> dict[str, Any]:
+def explain(view: Server, body: EnginePromptBody) -> dict[str, Any]:
     """Where each chunk of a prompt is, or why it is not."""
     cache, prompt = _prompt(view, body)
     found = cache.explain(prompt)
@@ -214,12 +214,12 @@ class Pins:
         self._pins: dict[str, _Pin] = {}
         self._coming = 0
 
-    def list(self, view: ServerView) -> PinnedList:
+    def list(self, view: Server) -> PinnedList:
         """Pins that were set here, the oldest first."""
         with self._lock:
             return {"pins": [pin.shown for pin in self._pins.values()]}
 
-    def add(self, view: ServerView, body: EnginePromptBody) -> Pinned:
+    def add(self, view: Server, body: EnginePromptBody) -> Pinned:
         """Load a prompt's prefix and keep it in memory."""
         cache, prompt = _prompt(view, body)
         with self._lock:
@@ -248,7 +248,7 @@ class Pins:
                 self._pins[pin.id] = pin
         return shown
 
-    def remove(self, view: ServerView, body: UnpinBody) -> Unpinned:
+    def remove(self, view: Server, body: UnpinBody) -> Unpinned:
         """Undo a pin, by its id or its tokens; how many tokens lost one."""
         if body.id is not None and body != UnpinBody(id=body.id):
             raise UsageError("the body has an 'id' and more; the id alone says which pin it is")
@@ -265,7 +265,7 @@ class Pins:
                 raise CallError(404, "pin", "there is no pin with this id")
         return {"tokens": pin.cache.unpin(pin.prompt), **whose(pin.cache)}
 
-    def clear(self, view: ServerView, body: ClearBody) -> Cleared:
+    def clear(self, view: Server, body: ClearBody) -> Cleared:
         """Forget all chunks of an identity, pins too, and in the stores if that is said."""
         stores = body.stores  # then for everybody: here are no engines
         cache = cache_of(view, body.identity)

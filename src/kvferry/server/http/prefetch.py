@@ -30,7 +30,7 @@ from kvferry.http.bodies import ById, numbers
 from kvferry.http.waits import AnswerLater, Ended
 from kvferry.server.http import http_calls as calls
 from kvferry.server.http.http_calls import IdentityName, SaltHex, Whose
-from kvferry.server.http.view import ServerView
+from kvferry.server.server import Server
 
 __all__ = ["Prefetches"]
 
@@ -132,7 +132,7 @@ class Prefetches:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, view: ServerView, body: PrefetchBody) -> AnswerLater[PrefetchReport]:
+    def add(self, view: Server, body: PrefetchBody) -> AnswerLater[PrefetchReport]:
         """Load prompts of token files into memory."""
         cache = calls.cache_of(view, body.identity)
         calls.prompt_of(cache, [], body.salt)  # says now what is wrong with the salt
@@ -140,13 +140,13 @@ class Prefetches:
         self._begin(job)
         return AnswerLater(job.done, body.timeout_s if body.wait else 0, job.shown)
 
-    def list(self, view: ServerView) -> PrefetchReports:
+    def list(self, view: Server) -> PrefetchReports:
         """The last prefetches, without their files."""
         with self._lock:
             jobs = list(self._jobs.values())
         return {"jobs": [{**job.shown(), "results": None} for job in jobs]}
 
-    def get(self, view: ServerView, body: ById) -> PrefetchReport:
+    def get(self, view: Server, body: ById) -> PrefetchReport:
         """How far a prefetch is."""
         with self._lock:
             job = self._jobs.get(body.id)

@@ -26,7 +26,7 @@ from kvferry.http.routes import Alive, Api
 from kvferry.server.http import http_calls as calls
 from kvferry.server.http.http_calls import Pins
 from kvferry.server.http.prefetch import Prefetches
-from kvferry.server.http.view import ServerView
+from kvferry.server.server import Server
 
 __all__ = ["HttpSide"]
 
@@ -57,7 +57,7 @@ class HttpSide(HttpListener):
         UsageError: The settings have no HTTP.
     """
 
-    def __init__(self, view: ServerView) -> None:
+    def __init__(self, view: Server) -> None:
         if view.config.http is None:
             raise UsageError("the settings have no http; set http_host and http_port")
         self._prefetches = Prefetches()
@@ -70,7 +70,7 @@ class HttpSide(HttpListener):
         super().stop(timeout_s)
 
 
-def _app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
+def _app(view: Server, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     async def healthz(request: Request) -> Response:
         """Whether the server turns; 503 if not. Needs no token."""
         # Whoever takes over the chunks of the server before has no loop yet, and no fault.
@@ -107,11 +107,11 @@ def _app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     return api.app(lambda: view.config.http_token)
 
 
-def _status(view: ServerView) -> dict[str, Any]:
+def _status(view: Server) -> dict[str, Any]:
     """Pool, identities, sessions, requests, stores."""
     return view.status()
 
 
-def _config(view: ServerView) -> dict[str, Any]:
+def _config(view: Server) -> dict[str, Any]:
     """The settings as they take effect, without secrets."""
     return shown_server(view.config)
