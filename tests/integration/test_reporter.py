@@ -22,8 +22,6 @@ from kvferry.sharing.membership.controller_link import ControllerLink, InstanceP
 from kvferry.sharing.membership.messages import (
     InstanceRegistered,
     Leave,
-    Locate,
-    Located,
     Malformed,
     MemoryUsage,
     RegisterInstance,
@@ -217,29 +215,6 @@ def test_commands_come_with_heartbeats_and_so_do_results() -> None:
         assert job.ended.wait(LIMIT_S)
         assert job.state == "failed"
         assert "dance" in job.text
-
-
-def test_a_peer_is_told_who_else_holds_a_prefix() -> None:
-    one, two = FakeCache(), FakeCache()
-    one.add(hashes(5))
-    two.add(hashes(7))
-    with (
-        controller() as ctl,
-        reporting(one, ctl, "one"),
-        reporting(two, ctl, "two", address="127.0.0.1:7002") as reporter,
-    ):
-        becomes(ctl, hashes(9), {"two": 7, "one": 5})
-        me = InstanceProcess("three", 0)
-        link, _ = ControllerLink.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
-        found = link.ask(Locate(MINE, hashes(9)), Located).holders
-        assert [(one.address, one.chunks) for one in found] == [
-            ("127.0.0.1:7002", 7),
-            ("127.0.0.1:7000", 5),
-        ]
-        assert found[0].incarnation == reporter.incarnation
-        assert link.ask(Locate(OTHER.digest, hashes(9)), Located).holders == ()
-        assert len(link.ask(Locate(MINE, hashes(9), 1), Located).holders) == 1
-        link.close()
 
 
 # --- Who may speak ---

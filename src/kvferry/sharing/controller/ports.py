@@ -35,14 +35,11 @@ from kvferry.sharing.membership.messages import (
     Challenge,
     CommandDone,
     End,
-    Holder,
     InstanceHello,
     InstanceRefused,
     InstanceRegistered,
     InstanceWelcome,
     Leave,
-    Locate,
-    Located,
     Malformed,
     Message,
     Pulse,
@@ -51,7 +48,6 @@ from kvferry.sharing.membership.messages import (
     Synced,
     Update,
     decoded,
-    whole,
 )
 
 __all__ = ["Ports"]
@@ -269,34 +265,11 @@ class Ports:
             if known is not None:
                 self._gone(peer.key)
             return partial(self._dropped, gone, CommandDone())
-        if isinstance(message, Locate):
-            return self._located(peer, message)
         raise Malformed(f"{type(message).__name__} does not belong to reply")
 
     def _dropped(self, seats: list[int], answer: Message) -> Message:
         self._members.drop(seats)
         return answer
-
-    def _located(self, peer: _Peer, message: Locate) -> Located:
-        holders = []
-        for found in self._members.lookup(whole(message.hashes)):
-            member = found.member
-            if found.identity != message.identity or member.key == peer.key:
-                continue
-            if not member.facts.address:
-                continue
-            holders.append(
-                Holder(
-                    member.instance,
-                    member.rank,
-                    member.facts.address,
-                    member.incarnation,
-                    found.chunks,
-                )
-            )
-            if len(holders) == message.limit:
-                break
-        return Located(tuple(holders))
 
     def _heartbeat(self, peer: _Peer, message: Message) -> Message | None:
         if not isinstance(message, Beat):

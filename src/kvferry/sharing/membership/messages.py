@@ -3,8 +3,8 @@
 Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
 instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`. Then:
 
-    reply       `RegisterInstance`, `Leave` or `Locate`; the answers are `InstanceRegistered`,
-                `CommandDone`, `Located` or `InstanceRefused`
+    reply       `RegisterInstance` or `Leave`; the answers are `InstanceRegistered`, `CommandDone`
+                or `InstanceRefused`
     pull        `Update`; for a snapshot `Begin`, `SnapshotPart` ..., `End` for each identity, then
                 `Synced`. Not answered. Each has the number behind that of the one before; a number
                 that is left out is a gap, behind which nothing counts until a snapshot begins.
@@ -51,14 +51,11 @@ __all__ = [
     "End",
     "HeldIdentity",
     "Hits",
-    "Holder",
     "InstanceHello",
     "InstanceRefused",
     "InstanceRegistered",
     "InstanceWelcome",
     "Leave",
-    "Locate",
-    "Located",
     "Malformed",
     "MemoryUsage",
     "Message",
@@ -198,16 +195,6 @@ class Result(msgspec.Struct, frozen=True):
     text: FreeText = ""
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """Who holds leading chunks of what was asked for."""
-
-    instance: Name
-    rank: Rank
-    address: Address
-    incarnation: Digest
-    chunks: Count
-
-
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
     """The first word of a controller."""
 
@@ -278,20 +265,6 @@ class InstanceRegistered(msgspec.Struct, frozen=True, tag="registered"):
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The instance ends, in order."""
-
-
-class Locate(msgspec.Struct, frozen=True, tag="locate"):
-    """Who else holds leading chunks of these, of one identity."""
-
-    identity: Digest
-    hashes: _Hashes
-    limit: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
-
-
-class Located(msgspec.Struct, frozen=True, tag="located"):
-    """They, the longest prefix first."""
-
-    holders: tuple[Holder, ...]
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
@@ -396,8 +369,6 @@ Message: TypeAlias = (
     | RegisterInstance
     | InstanceRegistered
     | Leave
-    | Locate
-    | Located
     | Update
     | Begin
     | SnapshotPart
