@@ -425,8 +425,6 @@ def test_clear_and_stats_and_explain(connect: Connect) -> None:
     report = peer.want(p.Report, p.Explain, prompt_of(tokens)).report
     assert "4 in l1" in report["text"]
     assert peer.want(p.Report, p.Stats).report["memory"]["ready"] == 4
-    peer.want(p.Done, p.Observe, 100, 0, 0.5)
-    assert peer.say(p.Observe, 1, 2, 0.5).code == "usage"
     assert peer.want(p.Count, p.Clear).count == 4
     assert peer.read(tokens)[0] == 0
 

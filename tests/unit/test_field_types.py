@@ -106,7 +106,6 @@ def test_a_text_that_would_be_two_lines_is_no_request_of_a_server(field: str) ->
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e300])
 def test_a_number_that_is_none_is_no_message_of_a_server(number: float) -> None:
     for request in (
-        p.Observe(1, 0, 0, 5, 0, number),
         p.Speed(1, 0, 0, (number, 0.0, 0.0, 0.0)),
         p.Counted(1, 0, 0, {"tokens": {"": number}}),
         p.Counted(1, 0, 0, {}, {"seconds": {"": (number, [1])}}),

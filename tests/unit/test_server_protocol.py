@@ -51,8 +51,8 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "Release": (p.Release(*HEAD, [1, 2]), f"95 08 {HEAD_HEX} 92 01 02"),
     "Prefetch": (
-        p.Prefetch(*HEAD, PROMPT, True),
-        f"96 09 {HEAD_HEX} {PROMPT_HEX} c3",
+        p.Prefetch(*HEAD, PROMPT),
+        f"95 09 {HEAD_HEX} {PROMPT_HEX}",
     ),
     "Pin": (
         p.Pin(*HEAD, PROMPT),
@@ -61,10 +61,6 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     "Unpin": (p.Unpin(*HEAD, HASHES), f"95 0b {HEAD_HEX} c4 20 {HASHES.hex()}"),
     "Stats": (p.Stats(*HEAD), f"94 0c {HEAD_HEX}"),
     "Ping": (p.Ping(*HEAD), f"94 0d {HEAD_HEX}"),
-    "Observe": (
-        p.Observe(*HEAD, 64, 32, 0.5),
-        f"97 0e {HEAD_HEX} 40 20 cb 3fe0000000000000",
-    ),
     "Clear": (
         p.Clear(*HEAD, True, False, b"its half"),
         f"97 0f {HEAD_HEX} c3 c2 c4 08 6974732068616c66",
@@ -150,7 +146,6 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
 
     assert p.decode_request(cut(REQUESTS["Lookup"][0], 2)) == p.LookupRequest(*HEAD, PROMPT)
     assert p.LookupRequest(*HEAD, PROMPT) == p.LookupRequest(*HEAD, PROMPT, True, False)
-    assert p.decode_request(cut(REQUESTS["Prefetch"][0], 1)) == p.Prefetch(*HEAD, PROMPT)
     register = p.decode_request(cut(REQUESTS["Register"][0], 4))
     assert isinstance(register, p.Register)
     told = (register.software, register.pid, register.process, register.token)

@@ -229,13 +229,16 @@ class Cache(ABC):
     def asks_stores(self) -> bool:
         """Whether a lookup has a store or a server to ask that is there, so it may take time."""
 
-    @abstractmethod
     def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
         """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens.
 
         From a few of these the cost model knows when loading pays. It is not learnt when the
         settings have the coefficients.
         """
+        self._check_open()
+        if tokens > cached_tokens:
+            pairs = tokens * tokens - cached_tokens * cached_tokens
+            self.observe_step(tokens - cached_tokens, pairs, 0, took_s)
 
     @abstractmethod
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:

@@ -385,12 +385,6 @@ class TieredCache(Cache):
         return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
 
     @override
-    def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
-        if tokens > cached_tokens:
-            pairs = tokens * tokens - cached_tokens * cached_tokens
-            self.observe_step(tokens - cached_tokens, pairs, 0, took_s)
-
-    @override
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
         self.learning.observe(new_tokens, pairs, decodes, took_s)
 

@@ -72,10 +72,9 @@ class Later:
         who: The engine process that the work is for: they share the threads.
         limit_s: The deadline of the reply, from now; None: whenever the work ends. Work without a
             deadline waits for no store.
-        at_once: The reply, where nobody waits for the work.
     """
 
-    __slots__ = ("at_once", "limit_s", "over", "reply", "who", "work")
+    __slots__ = ("limit_s", "over", "reply", "who", "work")
 
     def __init__(
         self,
@@ -84,9 +83,7 @@ class Later:
         over: Callable[[], None],
         who: Hashable,
         limit_s: float | None = None,
-        at_once: Reply | None = None,
     ) -> None:
-        self.at_once = at_once
         self.work = work
         self.reply = reply
         self.over = over
@@ -275,10 +272,7 @@ class Dispatcher:
             self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
             return
         self._pending += 1
-        if later.at_once is not None:
-            pending.answered = True
-            self._send(sender, later.at_once)
-        elif later.limit_s is not None:
+        if later.limit_s is not None:
             self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
 
     def _begin_background(self, steps: Steps[object]) -> None:

@@ -41,7 +41,6 @@ __all__ = [
     "Hello",
     "Leased",
     "LookupRequest",
-    "Observe",
     "Pin",
     "Ping",
     "Pong",
@@ -172,14 +171,9 @@ class Release(_Request, tag=8):
 
 
 class Prefetch(_Request, tag=9):
-    """Bring the prefix of a prompt into memory. Reply: `Count`, of the leading chunks there.
-
-    Attributes:
-        wait: Reply when it is done; else at once, with what is there now.
-    """
+    """Bring the prefix of a prompt into memory. Reply: `Count`, of the leading chunks there."""
 
     prompt: Prompt
-    wait: bool = False
 
 
 class Pin(_Request, tag=10):
@@ -203,14 +197,6 @@ class Stats(_Request, tag=12):
 
 class Ping(_Request, tag=13):
     """The sender lives. Reply: `Pong`."""
-
-
-class Observe(_Request, tag=14):
-    """Computing `tokens` of a prompt behind `cached_tokens` took `took_s`. Reply: `Done`."""
-
-    tokens: Natural
-    cached_tokens: Natural
-    took_s: Seconds
 
 
 class Clear(_Request, tag=15):
@@ -275,7 +261,7 @@ class Counted(_Request, tag=20):
 
 _OfSessions: TypeAlias = Hello | Register | Attached | Ping | Unregister
 _OfChunks: TypeAlias = LookupRequest | Reserve | Commit | Abort | Retrieve | Release | Prefetch
-_OfPrompts: TypeAlias = Pin | Unpin | Stats | Observe | Speed | Counted | Clear | Explain
+_OfPrompts: TypeAlias = Pin | Unpin | Stats | Speed | Counted | Clear | Explain
 Request: TypeAlias = _OfSessions | _OfChunks | _OfPrompts
 
 

@@ -60,7 +60,7 @@ from kvferry.server.client.counters import Counters
 from kvferry.server.client.feedback import EngineFeedback
 from kvferry.server.client.session_thread import SUSPECT_S, SessionThread
 from kvferry.server.client.transfer import Transfer, in_tokens
-from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
+from kvferry.server.protocol import HASHES_MAX, Count, Found, Reply, Report, Request
 
 __all__ = ["Client"]
 
@@ -222,7 +222,7 @@ class Client(Cache):
     @override
     def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
         prompt, limit_s = self._read(tokens), self._limit(timeout_s)
-        ask = partial(self._count, prompt, protocol.Prefetch, True, waits_s=limit_s)
+        ask = partial(self._count, prompt, protocol.Prefetch, waits_s=limit_s)
         return self._start(ask)
 
     # --- Storing ---
@@ -299,11 +299,6 @@ class Client(Cache):
         return self._clear(stores=True, everybody=False, ended=gone) or 0
 
     # --- Knowing ---
-
-    @override
-    def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
-        self._check_open()
-        self._ask(Done, protocol.Observe, tokens, cached_tokens, took_s)
 
     @override
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:

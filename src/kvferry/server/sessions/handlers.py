@@ -81,7 +81,6 @@ class Handlers:
             p.Unpin: self._unpin,
             p.Stats: self._stats,
             p.Ping: self._ping,
-            p.Observe: self._observe,
             p.Speed: self._speed,
             p.Counted: self._counted,
             p.Clear: self._clear,
@@ -303,10 +302,7 @@ class Handlers:
             return p.Count(request.id, shard.memory.cache.lookup(prompt.hashes)[0])
 
         work = self._gather(shard, prompt, request)
-        found = self._later(session, work, fetched, _seconds_of(request))
-        if isinstance(found, Later) and not request.wait:
-            found.at_once = fetched(None)
-        return found
+        return self._later(session, work, fetched, _seconds_of(request))
 
     # --- Pinning ---
 
@@ -434,12 +430,6 @@ class Handlers:
         return self._later(
             session, explain, lambda found: p.Report(request.id, _known(found)), limit_s
         )
-
-    def _observe(self, session: Session, request: p.Observe) -> p.Reply:
-        if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
-            raise RequestRefused("usage", "cached_tokens, tokens and took_s do not go together")
-        session.shard.cache.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
-        return p.Done(request.id)
 
     def _counted(self, session: Session, request: p.Counted) -> p.Reply:
         try:
