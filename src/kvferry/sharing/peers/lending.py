@@ -36,7 +36,7 @@ _STALL_S = 10.0
 _REQUEST_BYTES_MAX = 1 << 20  # nobody sends values
 
 
-class LendingNode:
+class LendingNode(_native.Node):
     """A node without a pool: it serves the pages of caches, from its making to `stop`.
 
     Args:
@@ -73,7 +73,7 @@ class LendingNode:
             reader |= {"name": "default", "password": None}
         elif not secret:
             reader |= {"password": secrets.token_hex(32), "on_unix": True}
-        self._native = _native.Node(
+        super().__init__(
             listen=[("", address, port) for port in ports] + [(unix_path, "", 0)] * bool(unix_path),
             size_bytes=0,
             policy="LRU",
@@ -94,39 +94,8 @@ class LendingNode:
     @property
     def ports(self) -> list[int]:
         """Where it listens."""
-        endpoints = self._native.endpoints()
+        endpoints = self.endpoints()
         return [int(each.rpartition(":")[2]) for each in endpoints if not each.startswith("unix:")]
-
-    def lend(
-        self, cache: _native.ChunkCache, prefix: str, identity: bytes, chunk_bytes: int
-    ) -> None:
-        """Lend the chunks of a cache under names that begin with the prefix.
-
-        Raises:
-            UsageError: A cache with such a prefix is lent already.
-        """
-        self._native.lend(cache, prefix, identity, chunk_bytes)
-
-    def mark(self, prefix: str, text: bytes, lent_s: float) -> bool:
-        """Have ``<prefix>generation`` be this text, and lend the cache of the prefix for so long
-        from now on; whether it is lent. Without a mark it is lent until `recall`."""
-        return self._native.mark(prefix, text, lent_s)
-
-    def recall(self, prefix: str) -> bool:
-        """Lend the cache of this prefix no more; whether it was."""
-        return self._native.recall(prefix)
-
-    def set_agent(self, incarnation: int, metadata: bytes) -> None:
-        """Have readers reach the memory of this process by one-sided reads: what LEASE answers."""
-        self._native.set_agent(incarnation, metadata)
-
-    def stats(self) -> dict[str, int]:
-        """What it has done since its start."""
-        return dict(self._native.stats())
-
-    def stop(self) -> None:
-        """End all connections."""
-        self._native.stop()
 
 
 class OneSided:
