@@ -345,10 +345,13 @@ def test_the_usual_port_of_http_may_be_taken(name: str) -> None:
 HANGING = """
 import sys, threading, time
 from kvferry.config.server import ServerConfig
+from kvferry.server import server
 from kvferry.server.run import run_server
 
 class Hanging:
-    config, alive, ready, endpoints = None, True, True, []
+    alive, ready, endpoints = True, True, []
+    def __init__(self, config):
+        self.config = config
     def run(self):
         while True:
             time.sleep(0.05)
@@ -357,12 +360,9 @@ class Hanging:
     def reload(self):
         raise RuntimeError("a bug")
 
-def make(config):
-    Hanging.config = config
-    return Hanging()
-
+server.Server = Hanging
 print("begins", flush=True)
-run_server(ServerConfig.load(environ={}, l1_size_gb=0.001, http=False), make=make)
+run_server(ServerConfig.load(environ={}, l1_size_gb=0.001, http=False))
 """
 
 

@@ -357,7 +357,7 @@ def test_peers_on_one_host_are_read_over_a_unix_socket(secret: str) -> None:
 def _is_of(engine: TieredCache, path: Path) -> bool:
     node = sharing_of(engine).node
     assert node is not None
-    return f"unix:{path}" in node._native.endpoints()
+    return f"unix:{path}" in node.endpoints()
 
 
 def test_a_socket_of_a_node_that_was_killed_goes_with_the_next_one(

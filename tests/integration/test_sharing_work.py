@@ -41,8 +41,8 @@ def test_a_controller_is_told_who_read_how_much_from_whom_and_what_it_saved() ->
             traffic = ctl.members.traffic
             wait_for("it is told", lambda: traffic.window(60).tokens["peers"] >= PROMPT)
             [moved] = traffic.moved(8)
-            assert (moved.source, moved.target, moved.tokens) == ("one", "other", PROMPT)
-            assert moved.bytes == PROMPT // CHUNK * other.memory.chunk_bytes
+            assert (moved["from"], moved["to"], moved["tokens"]) == ("one", "other", PROMPT)
+            assert moved["bytes"] == PROMPT // CHUNK * other.memory.chunk_bytes
             done = traffic.window(60)
             assert done.saved_s == pytest.approx(0.001 * sum(done.tokens.values()))
             sizes = {i.chunk_bytes for m in ctl.members.living() for i in m.facts.identities}

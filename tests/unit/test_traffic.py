@@ -28,7 +28,7 @@ def test_a_process_that_began_before_the_controller_or_anew_is_not_counted_twice
     )  # fewer than before: nothing to take away
     assert traffic.window(60).requested_tokens == 25
     [moved] = traffic.moved(10)
-    assert (moved.source, moved.target) == ("one", "two/1")
+    assert (moved["from"], moved["to"]) == ("one", "two/1")
 
 
 def test_a_window_is_what_was_done_in_it_and_samples_are_kept_for_half_an_hour() -> None:
@@ -59,12 +59,12 @@ def test_a_rate_of_a_pair_is_that_of_the_last_minute() -> None:
         clock.now += 1
         traffic.tick()
     [old] = traffic.moved(10)
-    assert (old.bytes, old.recent_bytes) == (6000, 0)
+    assert (old["bytes"], old["window_bytes"]) == (6000, 0)
     before = WorkDone(hits=(Hits("peer one", 1, 6000),))
     traffic.add("two", 0, before, WorkDone(hits=(Hits("peer one", 2, 6600),)))
     [new] = traffic.moved(10)
-    assert (new.bytes, new.recent_bytes) == (6600, 600)
-    assert 50 <= new.recent_s <= 60
+    assert (new["bytes"], new["window_bytes"]) == (6600, 600)
+    assert 50 <= new["window_s"] <= 60
 
 
 def test_names_of_stores_are_bounded() -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -36,17 +35,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 0.2
 
 
-def run_server(
-    config: ServerConfig,
-    *,
-    make: Callable[[ServerConfig], Server] | None = None,
-    log_level: str = "info",
-) -> None:
+def run_server(config: ServerConfig, *, log_level: str = "info") -> None:
     """Serve until a signal says otherwise; in the main thread.
 
     Args:
         config: The settings.
-        make: Makes the server; default: `Server`.
         log_level: Of what goes to stderr.
 
     Raises:
@@ -58,11 +51,9 @@ def run_server(
     # From here on, because what is imported may start threads: a signal ends a process one of whose
     # threads does not block it.
     with signals_blocked(_SIGNALS):
-        if make is None:
-            from kvferry.server.server import Server
+        from kvferry.server.server import Server
 
-            make = Server
-        server = make(config)
+        server = Server(config)
         side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
         ended = threading.Event()

@@ -23,7 +23,6 @@ from kvferry import __version__
 from kvferry.base.errors import ConfigError, StoreError, UsageError
 from kvferry.base.threads import failures
 from kvferry.cache import TieredCache
-from kvferry.cache.steps import Steps
 from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB, Settings, specs
 from kvferry.metrics.collector import exposition, text_of
@@ -76,7 +75,7 @@ class Server:
             config.tuning.client_share, config.tuning.dead_after_s, self._session_ended
         )
         self._listener = Listener()
-        self._loop = Loop(self._listener.watch, self._in_background)
+        self._loop = Loop(self._listener.watch, lambda steps: self._dispatcher.in_background(steps))
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.cache.stores, lambda: self.shards)
@@ -123,9 +122,6 @@ class Server:
                 f"cannot listen at {endpoint}: {error.strerror or error}; choose another --port or "
                 "--ipc, or end the server that has it"
             ) from None
-
-    def _in_background(self, steps: Steps[object]) -> None:
-        self._dispatcher.in_background(steps)
 
     def stop(self) -> None:
         """Begin to drain. Threads: any, but no signal handler."""

@@ -60,7 +60,7 @@ from kvferry.server.client.counters import Counters
 from kvferry.server.client.feedback import EngineFeedback
 from kvferry.server.client.session_thread import SUSPECT_S, SessionThread
 from kvferry.server.client.transfer import Transfer, in_tokens
-from kvferry.server.protocol import HASHES_MAX, Count, Found, Reply, Report, Request
+from kvferry.server.protocol import HASHES_MAX, Count, Found, LookupRequest, Reply, Report, Request
 
 __all__ = ["Client"]
 
@@ -349,7 +349,7 @@ class Client(Cache):
         if timeout_s is None:
             limit_s = self._caller.timeout_s
             limits = {"waits_s": limit_s * _STORES_SHARE, "limit_s": limit_s}
-        return self._found(prompt, protocol.LookupRequest, touch, **limits)
+        return self._found(prompt, touch, **limits)
 
     def _leased(self, timeout_s: float | None, prompt: Prompt) -> Lookup:
         """`_look`; what pays is in the server's memory then, and kept until it is loaded."""
@@ -361,18 +361,16 @@ class Client(Cache):
         # Of that, the server has a part to show that it lives.
         silent_s = max(silent_s / 2, silent_s - SUSPECT_S)
         began, limits = time.monotonic(), {"waits_s": limit_s, "silent_s": silent_s}
-        found = self._found(prompt, protocol.LookupRequest, True, True, **limits)
+        found = self._found(prompt, True, True, **limits)
         self._feedback.looked_up(prompt, found, time.monotonic() - began)
         self._count_rest(prompt, found.tokens // prompt.chunk_size, found.reason)
         return found
 
-    def _found(
-        self, prompt: Prompt, kind: type[Request], *fields: bool, **limits: float | None
-    ) -> Lookup:
+    def _found(self, prompt: Prompt, *fields: bool, **limits: float | None) -> Lookup:
         nothing = Lookup(tokens=0, tiers={MEMORY: 0})
         if not prompt.chunks:
             return nothing
-        found = self._ask(Found, kind, prompt.cut(HASHES_MAX), *fields, **limits)
+        found = self._ask(Found, LookupRequest, prompt.cut(HASHES_MAX), *fields, **limits)
         if found is None:
             return nothing
         size = prompt.chunk_size
@@ -401,11 +399,11 @@ class Client(Cache):
         count = self._ask(Count, protocol.Clear, stores, everybody, ended, **limits)
         return max(0, count.count) if count is not None else None
 
-    def _count(self, prompt: Prompt, kind: type[Request], *fields: Any, **limits: float) -> int:
+    def _count(self, prompt: Prompt, kind: type[Request], **limits: float) -> int:
         """A request about a prompt that is answered with a number of chunks; in tokens."""
         if not prompt.chunks:
             return 0
-        told = self._ask(Count, kind, prompt.cut(HASHES_MAX), *fields, **limits)
+        told = self._ask(Count, kind, prompt.cut(HASHES_MAX), **limits)
         return self._tokens(prompt, told)
 
     @staticmethod

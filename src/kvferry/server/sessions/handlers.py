@@ -34,7 +34,6 @@ from kvferry.server.sessions.sessions import (
     Sessions,
     Writing,
 )
-from kvferry.server.sessions.shard import IdentityShard
 
 __all__ = ["Handlers"]
 
@@ -223,19 +222,14 @@ class Handlers:
         full = session.running >= _RUNNING_MAX
 
         def gathered(found: Gathered | None) -> p.Reply:
-            _check_open(session)
+            found = _in_time(session, found, ready, full)
             room = self._sessions.room(session)
             lease, handles = shard.memory.cache.acquire(
                 prompt.first(room), self.config.tuning.lease_s
             )
-            if found is None:
-                reason = "unavailable" if full else "deadline"
-                found = Gathered(ready, bytearray(), reason=reason)
             return self._leased(session, request, prompt, lease, handles, room, found)
 
-        return self._later(
-            session, self._gather(shard, prompt, request), gathered, _seconds_of(request)
-        )
+        return self._gather(session, prompt, request, gathered)
 
     def _loaded(
         self, session: Session, request: p.Retrieve, prompt: Prompt, asked: bytes
@@ -254,11 +248,16 @@ class Handlers:
         return self._leased(session, request, prompt, lease, handles, room)
 
     def _gather(
-        self, shard: IdentityShard, prompt: Prompt, request: p.Request
-    ) -> Callable[[], Steps[Gathered]]:
-        """The work of bringing it into memory, whenever it begins."""
-        deadline = time.monotonic() + _seconds_of(request)
-        return lambda: shard.cache.reader.gathering(prompt, deadline)
+        self,
+        session: Session,
+        prompt: Prompt,
+        request: p.Request,
+        reply: Callable[[Gathered | None], p.Reply],
+    ) -> p.Reply | Later:
+        """Bring what pays of a prompt into memory, whenever that begins, and reply."""
+        limit_s, gathering = _seconds_of(request), session.shard.cache.reader.gathering
+        deadline = time.monotonic() + limit_s
+        return self._later(session, lambda: gathering(prompt, deadline), reply, limit_s)
 
     def _leased(
         self,
@@ -301,8 +300,7 @@ class Handlers:
         def fetched(_: Gathered | None) -> p.Reply:
             return p.Count(request.id, shard.memory.cache.lookup(prompt.hashes)[0])
 
-        work = self._gather(shard, prompt, request)
-        return self._later(session, work, fetched, _seconds_of(request))
+        return self._gather(session, prompt, request, fetched)
 
     # --- Pinning ---
 
@@ -320,9 +318,7 @@ class Handlers:
             session.hold(count)
             return p.Count(request.id, count)
 
-        return self._later(
-            session, self._gather(shard, wanted, request), pinned, _seconds_of(request)
-        )
+        return self._gather(session, wanted, request, pinned)
 
     def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
         for index, (hashes, pinned) in enumerate(session.pins):
@@ -379,13 +375,10 @@ class Handlers:
         full = session.running >= _RUNNING_MAX
 
         def gathered(found: Gathered | None) -> p.Reply:
-            _check_open(session)
-            if found is None:
-                found = Gathered(ready, bytearray(), reason="unavailable" if full else "deadline")
+            found = _in_time(session, found, ready, full)
             return self._found(session, request, first, rest, found)
 
-        work = self._gather(shard, rest, request)
-        return self._later(session, work, gathered, _seconds_of(request))
+        return self._gather(session, rest, request, gathered)
 
     def _found(
         self,
@@ -510,6 +503,13 @@ def _seconds_of(request: p.Request) -> float:
 def _check_open(session: Session) -> None:
     if session.ended:
         raise RequestRefused("session", "the session has ended")
+
+
+def _in_time(session: Session, found: Gathered | None, ready: int, full: bool) -> Gathered:
+    """What came; nothing beyond the chunks that were ready, and why, where it did not in time."""
+    _check_open(session)
+    why = "unavailable" if full else "deadline"
+    return Gathered(ready, bytearray(), reason=why) if found is None else found
 
 
 def _nothing() -> None: ...

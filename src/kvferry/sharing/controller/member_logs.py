@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvferry.rpc.link import encode
-from kvferry.sharing.controller.members import Change, Key, Member
-from kvferry.sharing.membership.messages import Begin, Synced
+from kvferry.sharing.controller.members import Change, Key, Member, begins_snapshot
+from kvferry.sharing.membership.messages import Synced
 
 __all__ = ["PIECE_BYTES", "PREFIX", "MemberLogs", "RedisCommand", "entry_id", "log_name"]
 
@@ -103,7 +103,7 @@ class MemberLogs:
             if member.gap:
                 log.whole = False
                 return
-            if _begins(change):
+            if begins_snapshot(change):
                 if not log.whole:
                     self._put(member.key, b"DEL", log_name(member.key, log.incarnation))
                 log.whole, log.wanted = True, False
@@ -218,9 +218,3 @@ class MemberLogs:
         self._out, self._out_bytes = [], 0
         for log in self._logs.values():
             log.whole, log.unsaved = False, True
-
-
-def _begins(change: Change) -> bool:
-    if isinstance(change, Synced):
-        return not change.identities
-    return isinstance(change, Begin) and change.first

@@ -51,7 +51,7 @@ from kvferry.sharing.membership.messages import (
     whole,
 )
 
-__all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members"]
+__all__ = ["Change", "FoundMember", "Key", "Marks", "Member", "Members", "begins_snapshot"]
 
 Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
@@ -264,7 +264,7 @@ class Members:
                 return True
             gap = change.seq != member.seq + 1
             member.seq = change.seq
-            begins = _begins(change)
+            begins = begins_snapshot(change)
             if gap and not member.gap and not begins:
                 self.counts["gaps"] += 1
                 self._journal.write("gap", f"{member.name}: updates were lost", **_who(member))
@@ -446,7 +446,7 @@ def _hashes(change: Change) -> tuple[bytes, ...]:
     return (change.hashes,) if isinstance(change, SnapshotPart) else ()
 
 
-def _begins(change: Change) -> bool:
+def begins_snapshot(change: Change) -> bool:
     """Whether a snapshot begins with it; one of nothing is begun and complete at once."""
     if isinstance(change, Synced):
         return not change.identities

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import pairwise
 from operator import itemgetter
+from typing import TypedDict
 
 from kvferry.sharing.membership.messages import WorkDone
 
-__all__ = ["HELD_S", "MEMORY", "PEER", "DoneTransfer", "Moved", "Traffic"]
+__all__ = ["HELD_S", "MEMORY", "PEER", "DoneTransfer", "Traffic", "TransferRow"]
 
 MEMORY, PEER = "memory", "peers"
 HELD_S = 1800.0
@@ -56,16 +57,19 @@ class DoneTransfer:
         )
 
 
-@dataclass
-class Moved:
-    """What one instance has read from another; `recent_bytes` of it in the last `recent_s`."""
-
-    source: str
-    target: str
-    tokens: int
-    bytes: int
-    recent_bytes: int
-    recent_s: float
+# What one instance has read from another; `window_bytes` of it in the last `window_s`.
+TransferRow = TypedDict(
+    "TransferRow",
+    {
+        "from": str,
+        "to": str,
+        "tokens": int,
+        "bytes": int,
+        "window_s": float,
+        "window_bytes": int,
+        "bytes_s": int,
+    },
+)
 
 
 class Traffic:
@@ -143,16 +147,24 @@ class Traffic:
         taken = samples[(len(samples) - 1) % step :: step]
         return [late.since(early) for early, late in pairwise(taken)]
 
-    def moved(self, limit: int) -> list[Moved]:
+    def moved(self, limit: int) -> list[TransferRow]:
         """Who has read from whom, the most first."""
         with self._lock:
             began, before = self._pairs[0]
             recent_s = self._clock() - began
             most = nlargest(limit, self._bytes.items(), key=itemgetter(1))
-            return [
-                Moved(*pair, self._tokens[pair], size, size - before.get(pair, 0), recent_s)
-                for pair, size in most
-            ]
+            return [self._row(pair, size - before.get(pair, 0), recent_s) for pair, size in most]
+
+    def _row(self, pair: tuple[str, str], recent_bytes: int, recent_s: float) -> TransferRow:
+        return {
+            "from": pair[0],
+            "to": pair[1],
+            "tokens": self._tokens[pair],
+            "bytes": self._bytes[pair],
+            "window_s": round(recent_s, 3),
+            "window_bytes": recent_bytes,
+            "bytes_s": round(recent_bytes / recent_s) if recent_s > 0 else 0,
+        }
 
     def _now(self, now: float) -> DoneTransfer:
         total = self._total

@@ -7,6 +7,7 @@ from typing import Annotated, NotRequired, TypeAlias, TypedDict
 from msgspec import Meta
 
 from kvferry.sharing.controller.jobs import JobRow
+from kvferry.sharing.controller.traffic import TransferRow
 
 __all__ = [
     "ChunkRow",
@@ -26,7 +27,6 @@ __all__ = [
     "PrefixRows",
     "QuotaRow",
     "QuotaRows",
-    "TransferRow",
     "TransferRows",
     "WorkReport",
 ]
@@ -218,20 +218,6 @@ class KeysReport(TypedDict):
     keys: list[KeyRow]
     prefixes: list[HeldPrefix]
     ages: Annotated[list[AgeRow], Meta(description="Since prefixes were last looked up.")]
-
-
-TransferRow = TypedDict(
-    "TransferRow",
-    {
-        "from": str,
-        "to": str,
-        "tokens": int,
-        "bytes": int,
-        "window_s": float,
-        "window_bytes": int,
-        "bytes_s": int,
-    },
-)
 
 
 class TransferRows(TypedDict):

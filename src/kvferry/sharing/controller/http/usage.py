@@ -14,7 +14,6 @@ from kvferry.sharing.controller.http.answers import (
     HeldPrefix,
     KeyRow,
     KeysReport,
-    TransferRow,
     TransferRows,
     WorkReport,
 )
@@ -48,18 +47,7 @@ def work(controller: Controller, body: WindowQuery) -> WorkReport:
 
 def transfers(controller: Controller) -> TransferRows:
     """Who has read how much from whom: the 2000 pairs with most bytes, these first."""
-    rows: list[TransferRow] = [
-        {
-            "from": one.source,
-            "to": one.target,
-            "tokens": one.tokens,
-            "bytes": one.bytes,
-            "window_s": round(one.recent_s, 3),
-            "window_bytes": one.recent_bytes,
-            "bytes_s": round(one.recent_bytes / one.recent_s) if one.recent_s > 0 else 0,
-        }
-        for one in controller.members.traffic.moved(_TRANSFERS_MAX)
-    ]
+    rows = controller.members.traffic.moved(_TRANSFERS_MAX)
     return {"since": round(controller.started, 3), "transfers": rows}
 
 
