@@ -13,7 +13,7 @@ from kvferry.http.bodies import ById, converted
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http import views
 from kvferry.sharing.controller.http.actions import Actions, JobBody, PinBody
-from kvferry.sharing.controller.http.answers import PinRow
+from kvferry.sharing.controller.http.answers import ChunkRow, IdentityRow, PinRow
 from kvferry.sharing.controller.http.usage import WindowQuery
 from kvferry.sharing.controller.jobs import JobRow
 from kvferry.sharing.controller.page import figures
@@ -97,19 +97,10 @@ class ActionViews:
 
     def explain(self, controller: Controller, query: Query) -> Html:
         """Below the form: whose chunks can be asked about."""
-        rows = [
-            (el("b", one["model"]), one["chunk_size"], one["instances"], el("code", one["digest"]))
-            for one in views.cluster(controller, WindowQuery())["identities"]
-        ]
-        columns = (
-            Column("Model"),
-            Column("Chunk", "tokens", True),
-            Column("Processes", "now", True),
-            Column("Identity"),
-        )
+        rows = views.cluster(controller, WindowQuery())["identities"]
         return joined(
             el("h2", "Models", el("small", "of living processes, now")),
-            table(columns, rows, "No instance is registered: nobody holds anything."),
+            table(_MODELS, rows, "No instance is registered: nobody holds anything."),
         )
 
     def explained(self, controller: Controller, form: Mapping[str, str]) -> Html:
@@ -120,26 +111,8 @@ class ActionViews:
         body |= {name: form[name] for name in ("identity", "salt") if form.get(name)}
         found = views.explain(controller, converted(body, views.LookupBody))
         shown = {**body, "tokens": list(body["tokens"])} if "tokens" in body else body
-        rows, marks = [], []
-        for one in found["chunks"]:
-            rows.append(
-                (
-                    one["chunk"],
-                    el("code", one["hash"][:16]),
-                    one["why"] or "it can be given",
-                    _names(one["holders"]),
-                    _names(one["prefix_of"]),
-                )
-            )
-            marks.append("missing" if one["why"] else "")
-        columns = (
-            Column("Chunk", "from 0", True),
-            Column("Hash"),
-            Column("What is with it", "now"),
-            Column("Held by", "now"),
-            Column("With all before it", "now"),
-        )
-        given = sum(not one["why"] for one in found["chunks"])
+        rows = found["chunks"]
+        given = sum(not one["why"] for one in rows)
         best = found["instances"][0] if found["instances"] else None
         text = f"{given} of {len(rows)} chunks can be given."
         if best is not None:
@@ -147,7 +120,7 @@ class ActionViews:
         return joined(
             el("p", text, class_="said"),
             _curl("/v1/explain", shown),
-            table(columns, rows, found.get("why") or "The prompt has no full chunk.", (), marks),
+            table(_CHUNKS, rows, found.get("why") or "The prompt has no full chunk.", (), _missing),
         )
 
     # --- Jobs and pins ---
@@ -185,58 +158,11 @@ class ActionViews:
             for one in self._actions.pins(controller)["pins"]
             if chosen(query, one["instance"], one["state"])
         ]
-        pin_rows = [
-            (
-                el("b", one["instance"]),
-                one["state"],
-                one["chunks"],
-                figures.ago(one["since"]) if one["since"] else "",
-                one["text"] or "",
-                el(
-                    "button",
-                    "Unpin",
-                    type="button",
-                    class_="acting",
-                    id=f"unpin-{one['id']}",
-                    hx_delete=f"page/pins/{one['id']}",
-                    hx_target="#said",
-                    hx_swap="innerHTML",
-                ),
-            )
-            for one in pins
-        ]
-        job_rows = [
-            (
-                el("b", one["action"]),
-                el("span", el("i", class_=f"job-{one['state']}"), one["state"]),
-                one["chunks"],
-                figures.ago(one["since"]),
-                ", ".join(one["waits_for"]) or "nobody",
-                one["text"],
-                el("code", one["id"]),
-            )
-            for one in jobs
-        ]
         return joined(
             el("h2", "Pins", el("small", "that were set here, since the controller began")),
-            table(
-                (
-                    *(Column("Instance"), Column("State"), Column("Chunks", "", True)),
-                    *(Column("Set", "", True), Column("Said"), Column("")),
-                ),
-                pin_rows,
-                "Nothing is pinned.",
-            ),
+            table(_PINS, pins, "Nothing is pinned."),
             el("h2", "Jobs", el("small", "the last 1000, the youngest first")),
-            table(
-                (
-                    *(Column("Action"), Column("State"), Column("Chunks", "", True)),
-                    *(Column("Began", "", True), Column("Waits for"), Column("Said")),
-                    Column("Id"),
-                ),
-                job_rows,
-                "No job was begun.",
-            ),
+            table(_JOBS, jobs, "No job was begun."),
         )
 
     def start(self, controller: Controller, form: Mapping[str, str]) -> Html:
@@ -266,6 +192,55 @@ class ActionViews:
 def _names(names: Sequence[str]) -> Html | str:
     text = ", ".join(sorted(names)) or "nobody"
     return el("span", text, class_="long", title=text)
+
+
+def _missing(one: ChunkRow) -> str:
+    return "missing" if one["why"] else ""
+
+
+def _unpin(one: PinRow) -> Html:
+    return el(
+        "button",
+        "Unpin",
+        type="button",
+        class_="acting",
+        id=f"unpin-{one['id']}",
+        hx_delete=f"page/pins/{one['id']}",
+        hx_target="#said",
+        hx_swap="innerHTML",
+    )
+
+
+_MODELS: Sequence[Column[IdentityRow]] = (
+    Column("Model", lambda one: el("b", one["model"])),
+    Column("Chunk", lambda one: one["chunk_size"], "tokens", True),
+    Column("Processes", lambda one: one["instances"], "now", True),
+    Column("Identity", lambda one: el("code", one["digest"])),
+)
+_CHUNKS: Sequence[Column[ChunkRow]] = (
+    Column("Chunk", lambda one: one["chunk"], "from 0", True),
+    Column("Hash", lambda one: el("code", one["hash"][:16])),
+    Column("What is with it", lambda one: one["why"] or "it can be given", "now"),
+    Column("Held by", lambda one: _names(one["holders"]), "now"),
+    Column("With all before it", lambda one: _names(one["prefix_of"]), "now"),
+)
+_PINS: Sequence[Column[PinRow]] = (
+    Column("Instance", lambda one: el("b", one["instance"])),
+    Column("State", lambda one: one["state"]),
+    Column("Chunks", lambda one: one["chunks"], "", True),
+    Column("Set", lambda one: figures.ago(one["since"]) if one["since"] else "", "", True),
+    Column("Said", lambda one: one["text"] or ""),
+    Column("", _unpin),
+)
+_JOBS: Sequence[Column[JobRow]] = (
+    Column("Action", lambda one: el("b", one["action"])),
+    Column("State", lambda one: el("span", el("i", class_=f"job-{one['state']}"), one["state"])),
+    Column("Chunks", lambda one: one["chunks"], "", True),
+    Column("Began", lambda one: figures.ago(one["since"]), "", True),
+    Column("Waits for", lambda one: ", ".join(one["waits_for"]) or "nobody"),
+    Column("Said", lambda one: one["text"]),
+    Column("Id", lambda one: el("code", one["id"])),
+)
 
 
 def _curl(path: str, body: Mapping[str, Any]) -> Html:

@@ -6,8 +6,9 @@ Every text is escaped, and what was made here is not escaped again.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from kvferry.sharing.controller.controller import Controller
 
@@ -26,6 +27,7 @@ __all__ = [
 
 ROWS_MAX = 300
 Query = Mapping[str, str]
+R = TypeVar("R")
 _VOID = {"input", "link", "meta", "br"}
 
 
@@ -97,53 +99,62 @@ class PageView:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A head of a table; `unit` stands below it, `number` puts it to the right."""
+class Column(Generic[R]):
+    """A column of a table.
+
+    Attributes:
+        text, unit: Its head, and what stands below that.
+        cell: What a row has there.
+        number: It stands to the right.
+    """
 
     text: str
+    cell: Callable[[R], Child]
     unit: str = ""
     number: bool = False
 
+    @property
+    def style(self) -> str | None:
+        """The class of its cells."""
+        return "number" if self.number else None
+
 
 def table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str | int | None]],
+    columns: Sequence[Column[R]],
+    rows: Sequence[R],
     empty: str,
-    foot: Sequence[str | int | None] = (),
-    classes: Sequence[str] = (),
+    foot: Sequence[Child] = (),
+    mark: Callable[[R], str] = lambda row: "",
 ) -> Html:
     """Rows below heads; the first column stays in sight when the rest is moved.
 
     Args:
-        columns: Heads.
-        rows: Cells: texts, or elements.
+        columns: All of them.
+        rows: What their cells are made of.
         empty: What is said where there are none.
         foot: Totals.
-        classes: Of rows, one for each, if they have some.
+        mark: The class of a row, if it has one.
     """
     if not rows:
         return el("p", empty, class_="quiet")
 
-    def cells(kind: str, row: Sequence[str | int | None]) -> Html:
-        found = []
-        for column, one in zip(columns, row, strict=False):
-            found.append(el(kind, one, class_="number" if column.number else None))
-        return joined(*found)
+    def cells(found: Iterable[Child]) -> Html:
+        pairs = zip(columns, found, strict=False)
+        return joined(*(el("td", one, class_=column.style) for column, one in pairs))
 
     heads = [
         el(
             "th",
             one.text,
             el("small", one.unit) if one.unit else None,
-            class_="number" if one.number else None,
+            class_=one.style,
             scope="col",
         )
         for one in columns
     ]
-    marks = [*classes, *[""] * len(rows)]
     body = [
-        el("tr", cells("td", row), class_=marks[number] or None)
-        for number, row in enumerate(rows[:ROWS_MAX])
+        el("tr", cells(column.cell(row) for column in columns), class_=mark(row) or None)
+        for row in rows[:ROWS_MAX]
     ]
     more = len(rows) - ROWS_MAX
     return joined(
@@ -153,7 +164,7 @@ def table(
                 "table",
                 el("thead", el("tr", *heads)),
                 el("tbody", *body),
-                el("tfoot", el("tr", cells("td", foot))) if foot else None,
+                el("tfoot", el("tr", cells(foot))) if foot else None,
             ),
             class_="scroll",
             tabindex=0,
