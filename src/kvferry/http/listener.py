@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvferry.base.errors import UnavailableError
 from kvferry.base.shown import reason_of
 from kvferry.base.threads import Guarded, noticed
+from kvferry.config.url import show_endpoint
 
 __all__ = ["HttpListener"]
 
@@ -61,8 +62,7 @@ class HttpListener:
     @property
     def url(self) -> str:
         """Where it listens, with the port that it got."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"http://{show_endpoint(self._host, self._port)}"
 
     def start(self) -> None:
         """Listen, and begin to answer.

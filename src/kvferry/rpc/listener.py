@@ -28,6 +28,7 @@ from typing import Any
 from kvferry.base.local_secret import is_own_process
 from kvferry.base.socket_folder import remove_if_left
 from kvferry.config.endpoints import ipc_path
+from kvferry.config.url import show_endpoint
 from kvferry.rpc.channel import Wake
 from kvferry.rpc.zmtp import (
     GREETING,
@@ -130,7 +131,7 @@ class Listener:
         if path is not None:
             return endpoint
         host, port = server.getsockname()[:2]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return f"tcp://{show_endpoint(host, port)}"
 
     @property
     def connections(self) -> int:

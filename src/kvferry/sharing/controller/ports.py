@@ -19,6 +19,7 @@ from typing import TypeAlias
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.shown import reason_of
 from kvferry.config.controller import ControllerConfig
+from kvferry.config.url import show_endpoint
 from kvferry.rpc.link import encode
 from kvferry.rpc.listener import Listener, ServedConnection
 from kvferry.rpc.service import Handled, HungUp, Service
@@ -120,11 +121,10 @@ class Ports:
         Raises:
             UnavailableError: A port is taken; the text says which.
         """
-        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         for name in self._answers:
             port = self._config.monitor_ports[name]
             try:
-                endpoint = self._listener.listen(f"tcp://{host}:{port}")
+                endpoint = self._listener.listen(f"tcp://{show_endpoint(self._config.host, port)}")
             except OSError as error:
                 self.close()
                 raise UnavailableError(

@@ -73,7 +73,8 @@ class Quotas:
                 raise CapacityError(f"{count} quotas of {instance}; remove some first")
             self._all[one.id] = one
         what = f" of {quota.model}" if quota.model else ""
-        self._tell(one, f"{instance} may hold {quota.bytes} bytes{what}")
+        text = f"{instance} may hold {quota.bytes} bytes{what}"
+        self._journal.write("quota", text, instance=instance)
         return one
 
     def remove(self, id: str) -> SetQuota | None:
@@ -84,7 +85,8 @@ class Quotas:
                 return None
             now = round(time.time(), 3)
             self._all[id] = SetQuota(one.instance, one.quota, now, removed=True)
-        self._tell(one, f"a quota of {one.instance} is removed")
+        text = f"a quota of {one.instance} is removed"
+        self._journal.write("quota", text, instance=one.instance)
         return one
 
     def heard(self, instance: str, quotas: Iterable[Quota]) -> None:
@@ -113,6 +115,3 @@ class Quotas:
         with self._lock:
             found = [one for one in self._all.values() if not one.removed]
         return sorted(found, key=lambda one: (one.instance, one.quota.model))
-
-    def _tell(self, one: SetQuota, text: str) -> None:
-        self._journal.write("quota", text, instance=one.instance)

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
+from msgspec.structs import replace
+
 from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.base.local_secret import NONCE_BYTES, local_proof
 from kvferry.base.shown import in_line
@@ -143,10 +145,7 @@ class ControllerLink:
             hello = InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
             nonces = challenge.nonce + nonce
             shown = proof(secret, "instance", nonces, hello, at)
-            welcome = link.ask(
-                InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown),
-                InstanceWelcome,
-            )
+            welcome = link.ask(replace(hello, proof=shown), InstanceWelcome)
             expected = proof(secret, "controller", nonces, hello, at)
             if not hmac.compare_digest(welcome.proof, expected):
                 raise Malformed(f"who listens there does not know the secret: {_ELSEWHERE}")
