@@ -33,7 +33,6 @@ from kvferry.connectors.redis import RedisConnector
 __all__ = ["TierOptions", "read_options"]
 
 _FILE_URL = "file://"
-_SENTINEL = ("sentinel_master", "sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,84 +77,67 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     limits = own.tuning.replace(store_bytes_max=most)
     if own.lookup_timeout_s is not None:
         limits = limits.replace(lookup_timeout_s=own.lookup_timeout_s)
+    store = _store(own, client)
     sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
-    open_source = _of_sources(own, dict(client)) if sources else None
-    open_store, address, store = _store(own, client)
     return TierOptions(
-        open=open_store,
-        address=address,
+        open=_opener(own, store),
+        address=store.address,
         limits=limits,
         identity=own.weights_version,
         kv_events=own.enable_kv_events,
-        store=store,
+        store=store.name or store.type,
         sources=sources,
-        open_source=open_source,
+        open_source=_source_opener(own, store) if sources else None,
         auto=own.remote_serde == "auto",
     )
 
 
-def _store(
-    own: VllmTierSettings, client: dict[str, Any]
-) -> tuple[Callable[[Space], Connector], str, str]:
+def _store(own: VllmTierSettings, client: dict[str, Any]) -> StoreConfig:
     given = [name for name, _ in own.changed()]
     if own.store is not None:
         beside = [name for name in ("url", "max_capacity_gb", "password_file") if name in given]
         for name in (*beside, *client):
             raise ConfigError(f"store says all of the store, so leave {name} out, or put it there")
-        return _of_spec(StoreConfig.of(**own.store), own)
+        return StoreConfig.of(**own.store)
     if own.url is not None and own.url.startswith(_FILE_URL):
         for name in (*(("password_file",) if own.password_file else ()), *client):
             raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
         if own.max_capacity_gb is None:
             raise ConfigError(f"a {_FILE_URL} store needs max_capacity_gb, in GB of 2**30 bytes")
         path, size = own.url.removeprefix(_FILE_URL), own.max_capacity_gb
-        return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size), own)
+        return StoreConfig.of(type="file", path=path, max_capacity_gb=size)
     if own.max_capacity_gb is not None:
         raise ConfigError("max_capacity_gb is for file://; a server has its own limit (maxmemory)")
-    config, serde = _client_config(own, client), _first_serde(own)
-
-    def open_redis(space: Space) -> Connector:
-        return RedisConnector(space, config, serde=serde)
-
-    return open_redis, config.address, "redis"
+    return StoreConfig(type="redis", client=_client_config(own, client))
 
 
-def _of_sources(
-    own: VllmTierSettings, client: dict[str, Any]
-) -> Callable[[Space, Address], Connector]:
-    """Nodes are reached as the store is: by the same user, with the same TLS and limits."""
-    if own.store is not None or (own.url or "").startswith(_FILE_URL):
-        raise ConfigError("remote_kv_sources needs a url of a server: nodes are reached like it")
-    config = _client_config(own, client)
-
-    def open_source(space: Space, address: Address) -> Connector:
-        host, port = address
-        place: dict[str, Any] = {"host": host, "port": port, "unix_path": None}
-        place |= {"topology": "standalone", "nodes": (), "read_from": "primary"}
-        place |= dict.fromkeys(("availability_zone", *_SENTINEL))
-        # What few requests ask of many nodes is asked, and not followed.
-        return RedisConnector(space, config.replace(**place, presence="off"))
-
-    return open_source
-
-
-def _first_serde(own: VllmTierSettings) -> str:
-    return "naive" if own.remote_serde == "auto" else own.remote_serde
-
-
-def _of_spec(
-    store: StoreConfig, own: VllmTierSettings
-) -> tuple[Callable[[Space], Connector], str, str]:
-    spec = store.connector_spec()
-    if store.type == "redis":
-        spec["serde"] = _first_serde(own)
-    elif own.remote_serde != "naive":
+def _opener(own: VllmTierSettings, store: StoreConfig) -> Callable[[Space], Connector]:
+    config, spec = store.client, store.connector_spec()
+    serde = "naive" if own.remote_serde == "auto" else own.remote_serde
+    if config is None and own.remote_serde != "naive":
         raise ConfigError(f"remote_serde is for servers, not for {store.type} stores; leave it out")
 
-    def open_spec(space: Space) -> Connector:
+    def open_store(space: Space) -> Connector:
+        if config is not None:
+            return RedisConnector(space, config, serde=serde)
         return load_connector(spec, space)
 
-    return open_spec, store.address, store.name or store.type
+    return open_store
+
+
+def _source_opener(
+    own: VllmTierSettings, store: StoreConfig
+) -> Callable[[Space, Address], Connector]:
+    """Nodes are reached as the store is: by the same user, with the same TLS and limits."""
+    config = store.client
+    if own.store is not None or config is None:
+        raise ConfigError("remote_kv_sources needs a url of a server: nodes are reached like it")
+
+    def open_source(space: Space, address: Address) -> Connector:
+        # What few requests ask of many nodes is asked, and not followed.
+        return RedisConnector(space, config.for_node(*address).replace(presence="off"))
+
+    return open_source
 
 
 def _client_config(own: VllmTierSettings, client: dict[str, Any]) -> ClientConfig:
