@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvferry.base.credentials import Credentials
 from kvferry.base.errors import ConfigError
-from kvferry.config import ClientConfig, StoreConfig, load_client_config
-from kvferry.config.integrations import VllmTierSettings, own_and_client
+from kvferry.config import StoreConfig
+from kvferry.config.integrations import VllmTierSettings
 from kvferry.config.remote_sources import Address, AllowedHosts
 from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Connector, Space
@@ -31,8 +29,6 @@ from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
 
 __all__ = ["TierOptions", "read_options"]
-
-_FILE_URL = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +68,12 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     Raises:
         ConfigError: An option is unknown or cannot be; secrets are never quoted.
     """
-    own, client = own_and_client(VllmTierSettings, options, "KvferryTier")
+    own = VllmTierSettings.read(options)
     most = min(own.tuning.store_bytes_max, max(1, view_bytes // 2))
     limits = own.tuning.replace(store_bytes_max=most)
     if own.lookup_timeout_s is not None:
         limits = limits.replace(lookup_timeout_s=own.lookup_timeout_s)
-    store = _store(own, client)
+    store = _store(own)
     sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
     return TierOptions(
         open=_opener(own, store),
@@ -92,23 +88,13 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     )
 
 
-def _store(own: VllmTierSettings, client: dict[str, Any]) -> StoreConfig:
-    given = [name for name, _ in own.changed()]
+def _store(own: VllmTierSettings) -> StoreConfig:
     if own.store is not None:
-        beside = [name for name in ("url", "max_capacity_gb", "password_file") if name in given]
-        for name in (*beside, *client):
-            raise ConfigError(f"store says all of the store, so leave {name} out, or put it there")
         return StoreConfig.of(**own.store)
-    if own.url is not None and own.url.startswith(_FILE_URL):
-        for name in (*(("password_file",) if own.password_file else ()), *client):
-            raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
-        if own.max_capacity_gb is None:
-            raise ConfigError(f"a {_FILE_URL} store needs max_capacity_gb, in GB of 2**30 bytes")
-        path, size = own.url.removeprefix(_FILE_URL), own.max_capacity_gb
-        return StoreConfig.of(type="file", path=path, max_capacity_gb=size)
-    if own.max_capacity_gb is not None:
-        raise ConfigError("max_capacity_gb is for file://; a server has its own limit (maxmemory)")
-    return StoreConfig(type="redis", client=_client_config(own, client))
+    if own.directory is not None:
+        size = own.max_capacity_gb
+        return StoreConfig.of(type="file", path=own.directory, max_capacity_gb=size)
+    return StoreConfig(type="redis", client=own.client)
 
 
 def _opener(own: VllmTierSettings, store: StoreConfig) -> Callable[[Space], Connector]:
@@ -138,19 +124,3 @@ def _source_opener(
         return RedisConnector(space, config.for_node(*address).replace(presence="off"))
 
     return open_source
-
-
-def _client_config(own: VllmTierSettings, client: dict[str, Any]) -> ClientConfig:
-    if own.password_file is not None:
-        if "password" in client:
-            raise ConfigError("password and password_file are both set; keep one")
-        file = Path(own.password_file)
-        client["credentials"] = _credentials_of(file, client.pop("username", None))
-    return load_client_config(own.config_file, url=own.url, **client)
-
-
-def _credentials_of(file: Path, username: str | None) -> Callable[[], Credentials]:
-    def provide() -> Credentials:
-        return Credentials(username, file.read_text(encoding="utf-8").strip())
-
-    return provide
