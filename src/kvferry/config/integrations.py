@@ -11,6 +11,7 @@ from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import ClientConfig, ServerUrl, load_client_config
 from kvferry.config.native_words import serdes
+from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.removed import REMOVED
 from kvferry.config.setting import Path, Serde, Settings, setting, specs
 from kvferry.config.source_values import Names
@@ -142,6 +143,9 @@ class VllmTierSettings(_WithClient, frozen=True, kw_only=True):
     lookup_timeout_s: Annotated[float, setting(gt=0, le=60, unit="seconds")] | None = None
     remote_kv_sources: tuple[str, ...] = ()
     tuning: Annotated[TierLimits, setting(private=True)] = TierLimits()
+
+    def _check(self) -> None:
+        AllowedHosts(self.remote_kv_sources)
 
     def _client(self, fields: dict[str, Any]) -> ClientConfig:
         if self.store is not None:

@@ -220,13 +220,12 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         found.log(_log)
         settings = {**SERVER.together(places), **said}
         own = ServerSettings(**{n: settings[n] for n in specs(ServerSettings) if n in settings})
-        if not isinstance(http, tuple | list):
-            http = (own.http_host, own.http_port) if own.http and own.http_port else None
+        pair = (own.http_host, own.http_port) if own.http and own.http_port else None
         return cls(
             **{name: getattr(own, name) for name in specs(CommonSettings)},
             cache=config,
             endpoints=endpoints_of(tcp=own.tcp, host=own.host, port=own.port, ipc=own.ipc),
-            http=http,
+            http=tuple(http) if isinstance(http, tuple | list) else pair,
             again=again,
         )
 

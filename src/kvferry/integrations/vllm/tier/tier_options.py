@@ -15,14 +15,14 @@ An option that nobody knows, or a value that cannot be, is one `ConfigError` tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvferry.base.errors import ConfigError
 from kvferry.config import StoreConfig
 from kvferry.config.integrations import VllmTierSettings
-from kvferry.config.remote_sources import Address, AllowedHosts
+from kvferry.config.remote_sources import Address
 from kvferry.config.tuning import TierLimits
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
@@ -36,26 +36,31 @@ class TierOptions:
     """What the options of a tier say.
 
     Attributes:
-        open: Opens the store, with a space.
-        address: Where that is, for people and without secrets.
-        limits: How long it waits, and how much may be on its way.
-        identity: A text of the user that enters the identity.
-        kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
-        store: The name of the store in metrics: its own, or its type.
-        sources: Whose nodes requests may name; None: nobody's.
-        open_source: Opens a node that a request names.
-        auto: Whether what loads are seen to bring decides how chunks are written.
+        own: Each of them.
+        store: The store that they name.
+        limits: How long the tier waits, and how much may be on its way.
     """
 
-    open: Callable[[Space], Connector]
-    address: str
+    own: VllmTierSettings
+    store: StoreConfig
     limits: TierLimits
-    identity: str = ""
-    kv_events: bool = False
-    store: str = "redis"
-    sources: AllowedHosts | None = None
-    open_source: Callable[[Space, Address], Connector] | None = None
-    auto: bool = False
+
+    @property
+    def store_name(self) -> str:
+        """The name of the store in metrics: its own, or its type."""
+        return self.store.name or self.store.type
+
+    def open(self, space: Space) -> Connector:
+        """Open the store."""
+        if self.store.client is None:
+            return load_connector(self.store.connector_spec(), space)
+        serde = "naive" if self.own.remote_serde == "auto" else self.own.remote_serde
+        return RedisConnector(space, self.store.client, serde=serde)
+
+    def open_source(self, space: Space, address: Address) -> Connector:
+        """Open a node that a request names: by the user of the store, with its TLS and limits."""
+        # What few requests ask of many nodes is asked, and not followed.
+        return RedisConnector(space, self.own.client.for_node(*address).replace(presence="off"))
 
 
 def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
@@ -74,18 +79,11 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     if own.lookup_timeout_s is not None:
         limits = limits.replace(lookup_timeout_s=own.lookup_timeout_s)
     store = _store(own)
-    sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
-    return TierOptions(
-        open=_opener(own, store),
-        address=store.address,
-        limits=limits,
-        identity=own.weights_version,
-        kv_events=own.enable_kv_events,
-        store=store.name or store.type,
-        sources=sources,
-        open_source=_source_opener(own, store) if sources else None,
-        auto=own.remote_serde == "auto",
-    )
+    if store.client is None and own.remote_serde != "naive":
+        raise ConfigError(f"remote_serde is for servers, not for {store.type} stores; leave it out")
+    if own.remote_kv_sources and (own.store is not None or store.client is None):
+        raise ConfigError("remote_kv_sources needs a url of a server: nodes are reached like it")
+    return TierOptions(own, store, limits)
 
 
 def _store(own: VllmTierSettings) -> StoreConfig:
@@ -95,32 +93,3 @@ def _store(own: VllmTierSettings) -> StoreConfig:
         size = own.max_capacity_gb
         return StoreConfig.of(type="file", path=own.directory, max_capacity_gb=size)
     return StoreConfig(type="redis", client=own.client)
-
-
-def _opener(own: VllmTierSettings, store: StoreConfig) -> Callable[[Space], Connector]:
-    config, spec = store.client, store.connector_spec()
-    serde = "naive" if own.remote_serde == "auto" else own.remote_serde
-    if config is None and own.remote_serde != "naive":
-        raise ConfigError(f"remote_serde is for servers, not for {store.type} stores; leave it out")
-
-    def open_store(space: Space) -> Connector:
-        if config is not None:
-            return RedisConnector(space, config, serde=serde)
-        return load_connector(spec, space)
-
-    return open_store
-
-
-def _source_opener(
-    own: VllmTierSettings, store: StoreConfig
-) -> Callable[[Space, Address], Connector]:
-    """Nodes are reached as the store is: by the same user, with the same TLS and limits."""
-    config = store.client
-    if own.store is not None or config is None:
-        raise ConfigError("remote_kv_sources needs a url of a server: nodes are reached like it")
-
-    def open_source(space: Space, address: Address) -> Connector:
-        # What few requests ask of many nodes is asked, and not followed.
-        return RedisConnector(space, config.for_node(*address).replace(presence="off"))
-
-    return open_source
