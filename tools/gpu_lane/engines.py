@@ -80,7 +80,7 @@ def hits(
                     if turn + 1 < rounds or group is not first:
                         stores.clear()  # the last round of the first group stays in the store
                     for length, times in sizes.lengths.items():
-                        if turn >= rounds - times and not sheet.is_over(5.0):
+                        if turn >= rounds - times and not sheet.is_over(length / 3000):
                             _round(engines, turn, length, found)
                     _tell(sheet, found)  # the newest row of a door has all rounds
                     if sheet.is_over(5.0):
