@@ -3,7 +3,7 @@
 # Settings: ONLY=redis.Client of `make native`, the native tests whose names begin so; TEST_WORKERS=6
 # processes of Python tests; FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or
 # SEED= of one; SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; BENCH=
-# more options of bench and bench-engines, say "--only tls"; WERROR=ON makes compiler warnings errors.
+# more options of bench and bench-engines, say "--only get_"; WERROR=ON makes compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -149,7 +149,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "redis://127.0.0.1:1"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "kvferry: cannot connect to 127.0.0.1:1: connection refused\n"
+    assert err == "kvferry: 127.0.0.1:1: Connection refused\n"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class Engine(Vllm):
         """What hits of the store pass, or of memory."""
         for seed in range(HITS):
             self.compute(self.request(seed))
+        until(lambda: self.worker.counts.read()["saved_chunks"] == HITS * CHUNKS, SOON_S)
         if store is not None:
             until(lambda: store.cli("DBSIZE") == HITS * CHUNKS + 1, SOON_S)
             self.cache.clear(stores=False)

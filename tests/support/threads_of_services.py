@@ -14,6 +14,7 @@ import pytest
 
 from kvferry.base import process as _process
 from kvferry.base.threads import Guarded
+from kvferry.cache.tiered_cache import TieredCache
 from kvferry.config.stores import StoreConfig
 from kvferry.http.listener import HttpListener
 from kvferry.rpc.fair_pool import FairJob, FairPool
@@ -58,7 +59,7 @@ def files(fault: Fault) -> StoreConfig:
 @scenario("open")
 def opening_a_store_fails(fault: Fault) -> None:
     """The server goes on with memory, and says why it has no store."""
-    fault.breaks(shard, "open_tiers")
+    fault.breaks(TieredCache, "open_store")
     with (
         running(fault.folder, cache={"stores": (files(fault),)}) as server,
         Client(IDENTITY, server.config.endpoints[0]) as client,

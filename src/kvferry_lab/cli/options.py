@@ -60,7 +60,9 @@ def options_of(*declared: type) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(run)
         def command(ctx: click.Context, /, **given: Any) -> None:
             made = [kind(**{name: given.pop(name) for name in _options(kind)}) for kind in declared]
-            run(ctx, *made, **given)
+            rest = [given]
+            del given  # it may carry a password, and error reporters show variables
+            run(ctx, *made, **rest.pop())
 
         found: Callable[..., None] = command
         for kind in reversed(declared):
