@@ -150,8 +150,8 @@ def _tell(sheet: Sheet, found: _Found) -> None:
             figures |= spread(f"{what}_ms", row[what], 1e3)
             if row[f"{what}_tokens"]:
                 figures[f"{what}_tokens_least"] = min(row[f"{what}_tokens"])
-        if row["memory"] and found[("vllm", length)]["memory"]:
-            theirs = found[("vllm", length)]["memory"]
+        theirs = found["vllm", length]["memory"] if ("vllm", length) in found else []
+        if row["memory"] and theirs:
             figures["memory_of_vllm"] = (
                 sorted(row["memory"])[len(row["memory"]) // 2] / (sorted(theirs)[len(theirs) // 2])
             )
