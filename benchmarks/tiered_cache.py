@@ -13,6 +13,7 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
 from kvferry.base.errors import CorruptError, DeadlineExceeded
 from kvferry.cache import TieredCache
+from kvferry.cache.tiered_cache import LOAD_THREADS
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.stores import StoreConfig
@@ -68,7 +69,7 @@ def engine_memory(lab: Lab) -> Iterator[Bar]:
     kv = PromptKV(lab)
     with closing(_engine(kv, None)) as engine:
         _store(engine, kv)
-        threads = min(engine.config.tuning.load_threads, os.cpu_count() or 1)
+        threads = min(LOAD_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads) as workers:
             into, memcpy, pages = in_turn(
                 lab.pairs,

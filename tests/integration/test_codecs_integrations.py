@@ -65,7 +65,7 @@ class VllmTier:
         options = read_options({"url": server.url, "remote_serde": serde}, SIZE * COUNT)
         connector = options.open(space_of(SIZE))
         assert isinstance(connector, RedisConnector)
-        coding = Coding("tier", connector.write_as) if options.auto else None
+        coding = Coding("tier", connector.write_as) if serde == "auto" else None
         until(lambda: connector.available, 30)
         self.memory = mmap.mmap(-1, SIZE * COUNT)
         patient = TierLimits(lookup_timeout_s=20, load_stall_s=20, load_timeout_s=20)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvferry
-from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig
-from kvferry.config.cache import read_calibration
 from kvferry.config.setting import specs
 from support.config import SECRET, message
 
@@ -80,20 +76,6 @@ def test_what_cannot_be_is_refused_with_advice(wrong: dict[str, Any], advice: st
 def test_policies_may_be_spelled_as_people_do(text: str) -> None:
     settings: dict[str, Any] = {"eviction_policy": text}
     assert CacheConfig(**settings).eviction_policy == "S3-FIFO"
-
-
-def test_a_calibration_is_read_strictly(tmp_path: Path) -> None:
-    file = tmp_path / "calibration.json"
-    numbers = {"a_s": 0.01, "c_s_per_token": 4e-5, "d_s_per_token2": 1e-10}
-    file.write_text(json.dumps({**numbers, "gpu": "h100"}))
-    assert read_calibration(file) == (0.01, 4e-5, 1e-10)
-    for content in ("", "[]", "{", '{"a_s": 1}', json.dumps({**numbers, "a_s": -1})):
-        file.write_text(content)
-        with pytest.raises(ConfigError, match=r"calibration\.json"):
-            read_calibration(file)
-    file.unlink()
-    with pytest.raises(ConfigError, match="No such file"):
-        read_calibration(file)
 
 
 def test_stores_have_names_of_their_own() -> None:

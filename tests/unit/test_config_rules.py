@@ -182,7 +182,7 @@ def test_host_and_port_fall_back_to_the_environment(
     elif place == "json":
         address = client_of(ServerConfig.load(l2_adapter=[{"type": "resp", **given}])).address
     elif place == "tier":
-        address = read_options(given, 1 << 20).address
+        address = read_options(given, 1 << 20).store.address
     elif place == "sglang":
         address = integrations.SglangSettings.read(given).client.address
     else:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
-from kvferry.config.cache import read_calibration
+from kvferry.base.errors import ConfigError, KVFerryError, UnavailableError, UsageError
 from kvferry_lab.roi.engine_probe import PrefillProbe, PrefillSample, write_calibration
+from kvferry_lab.roi.rates import read_calibration
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
@@ -104,6 +104,20 @@ def test_what_was_measured_is_fitted_and_kept(tmp_path: Path) -> None:
     write_calibration(file, found, samples)
     assert read_calibration(file) == (found.a_s, found.c_s_per_token, found.d_s_per_token2)
     assert len(json.loads(file.read_text())["samples"]) == 9
+
+
+def test_a_calibration_is_read_strictly(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    numbers = {"a_s": 0.01, "c_s_per_token": 4e-5, "d_s_per_token2": 1e-10}
+    file.write_text(json.dumps({**numbers, "gpu": "h100"}))
+    assert read_calibration(file) == (0.01, 4e-5, 1e-10)
+    for content in ("", "[]", "{", '{"a_s": 1}', json.dumps({**numbers, "a_s": -1})):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=r"calibration\.json"):
+            read_calibration(file)
+    file.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        read_calibration(file)
 
 
 def refuses(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:

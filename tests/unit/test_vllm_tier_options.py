@@ -25,8 +25,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def client_of(options: TierOptions) -> Any:
     """The settings that a server would be reached with."""
-    cells = options.open.__closure__ or ()
-    return next(cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "tls"))
+    return options.store.client
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def client_of(options: TierOptions) -> Any:
     ],
 )
 def test_where_the_store_is(given: dict[str, Any], address: str) -> None:
-    assert read_options(given, GIB).address == address
+    assert read_options(given, GIB).store.address == address
 
 
 def test_limits() -> None:

@@ -50,8 +50,9 @@ from kvferry.connectors.base import BufferLike, Connector
 from kvferry.connectors.serde import FP8, with_fp8
 from kvferry.metrics import CacheMetrics
 
-__all__ = ["NamedSources", "SharingHooks", "TieredCache"]
+__all__ = ["LOAD_THREADS", "NamedSources", "SharingHooks", "TieredCache"]
 
+LOAD_THREADS = 4  # that run loads, and copies of chunks where the host has as many cores
 _KEEP_LEARNT_S = 1.0  # that keeping the learnt coefficients may take at the end
 _open: weakref.WeakSet[TieredCache] = weakref.WeakSet()
 
@@ -134,7 +135,7 @@ class TieredCache(Cache):
         self.config = chosen_config(identity.layout.chunk_size, config, settings)
         if self.config.remote_serde == FP8:  # encoded with loss, its chunks are others
             identity = with_fp8(identity)
-        super().__init__(identity, salt, Workers(self.config.tuning.load_threads, "load"))
+        super().__init__(identity, salt, Workers(LOAD_THREADS, "load"))
         self.wraps = wraps
         self.metrics = CacheMetrics(
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
@@ -167,7 +168,7 @@ class TieredCache(Cache):
         self._meter = Meter(self.metrics, self.memory, self.tiers, self.prefill)
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
 
-        copy_threads = min(self.config.tuning.load_threads, os.cpu_count() or 1)
+        copy_threads = min(LOAD_THREADS, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
             self.tiers,

@@ -47,7 +47,7 @@ def show(ctx: click.Context, file: str | None, section: str, as_json: bool) -> N
         click.echo(json.dumps(_as_json(found), indent=1))
     else:
         _print(found)
-    _say_troubles(found)
+    _say_troubles(found, err=True)
     ctx.exit(1 if found.problems else 0)
 
 
@@ -60,10 +60,7 @@ def check(ctx: click.Context, file: str | None, section: str, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps({name: _as_json(found)[name] for name in _VERDICT}, indent=1))
     else:
-        for text in found.problems:
-            click.echo(f"problem: {text}")
-        for text in found.warnings:
-            click.echo(f"warning: {text}")
+        _say_troubles(found, err=False)
         for text in found.notes:
             click.echo(f"note: {text}")
         count = len(found.problems)
@@ -143,7 +140,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _say_troubles(found: Examined) -> None:
+def _say_troubles(found: Examined, *, err: bool) -> None:
     for kind, texts in (("problem", found.problems), ("warning", found.warnings)):
         for text in texts:
-            click.echo(f"{kind}: {text}", err=True)
+            click.echo(f"{kind}: {text}", err=err)

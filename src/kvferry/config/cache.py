@@ -17,7 +17,6 @@ from kvferry.config.file import (
     find_config_file,
     open_with_secret,
     read_document,
-    read_small,
     read_token,
     section_of,
 )
@@ -44,7 +43,6 @@ from kvferry.config.setting import (
     specs,
 )
 from kvferry.config.source_values import Findings, Names, SourceValues
-from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig, StoreSettings, named_stores, stores_of
 from kvferry.config.tuning import CacheTuning
 from kvferry.config.url import is_loopback, parse_endpoint
@@ -57,7 +55,6 @@ __all__ = [
     "cache_values",
     "chosen_config",
     "examine",
-    "read_calibration",
     "resolved",
 ]
 
@@ -79,8 +76,6 @@ _Ports = Annotated[
     setting(use="a port, or a list with one for each rank"),
 ]
 _Endpoints = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
-_COEFFICIENTS = ("a_s", "c_s_per_token", "d_s_per_token2")
-_SECONDS_MAX = 1e300
 
 
 class CacheConfig(Settings, frozen=True, kw_only=True):
@@ -289,28 +284,6 @@ def _count_endpoints(name: str, value: str) -> int:
         if not host or port is None:
             raise ConfigError(f"{name} is not valid; use HOST:PORT")
     return value.count(",") + 1
-
-
-def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]:
-    """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
-
-    Raises:
-        ConfigError: The file is missing or malformed; the text names it.
-    """
-    where = f"calibration {path}"
-    raw = read_small(FilePath(path), "calibration")
-    found, problem = parsed_json(raw.decode(errors="replace"))
-    if problem is None and not isinstance(found, dict):
-        problem = f"holds no object with {', '.join(_COEFFICIENTS)}"
-    if problem is not None:
-        raise ConfigError(f"{where} {problem}")
-    for name in _COEFFICIENTS:
-        value = found.get(name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < _SECONDS_MAX:
-            raise ConfigError(f"{where}: {name} is not valid; use a number of seconds from 0")
-    a, c, d = (float(found[name]) for name in _COEFFICIENTS)
-    return a, c, d
 
 
 # Of the store at `remote_url`, by the names that LMCache has.

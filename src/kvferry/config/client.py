@@ -401,7 +401,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         return ((self.host, self.port), *((host, port or PORT) for host, port in others))
 
     def for_node(self, host: str, port: int) -> Self:
-        """The settings for one server of a cluster, or one that Sentinels named."""
+        """The settings for one server: of a cluster, that Sentinels named, or that a caller has."""
         return self.replace(**_ONE_SERVER, host=host, port=port)
 
     def for_sentinel(self, host: str, port: int) -> Self:
@@ -475,6 +475,7 @@ def _replaced(stronger: Mapping[str, Any]) -> set[str]:
 
 
 _ONE_SERVER: dict[str, Any] = {
+    "unix_path": None,
     "topology": "standalone",
     "nodes": (),
     "read_from": "primary",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from kvferry.base.credentials import Credentials
 from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import ClientConfig, ServerUrl, load_client_config
 from kvferry.config.native_words import serdes
+from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.removed import REMOVED
 from kvferry.config.setting import Path, Serde, Settings, setting, specs
-from kvferry.config.source_values import Findings, Names, SourceValues
+from kvferry.config.source_values import Names
 from kvferry.config.tuning import SglangTuning, TierLimits
 
 __all__ = [
@@ -20,12 +23,11 @@ __all__ = [
     "VllmConnectorSettings",
     "VllmServerSettings",
     "VllmTierSettings",
-    "own_and_client",
 ]
 
-S = TypeVar("S", bound=Settings)
 LOOKUP_S = 2.0
 NAMESPACE_BYTES_MAX = 128  # a quarter of the longest key
+_FILE_URL = "file://"
 
 
 class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
@@ -89,17 +91,21 @@ class _WithClient(ServerUrl, frozen=True, kw_only=True):
             ConfigError: A name is unknown, or a value cannot be; no secret is quoted.
         """
         where = where or cls.where
-        made, fields = own_and_client(cls, given or {}, where, cls.ignored)
+        mine = {name: spec for name, spec in specs(cls).items() if not spec.program}
+        client = {name: spec for name, spec in ClientConfig.known().items() if not spec.program}
+        gone = {**ClientConfig.removed, **cls.removed}
+        names = Names({**client, **mine}, aliases=cls.aliases, elsewhere=gone)
+        counted = {n: value for n, value in (given or {}).items() if n not in cls.ignored}
+        fields = names.checked(counted, f"{where}: ")
         try:
-            fields = made._fields(fields)
-            client = load_client_config(made.config_file, url=made.url, **fields)
+            made = cls(**{name: fields.pop(name) for name in mine.keys() & fields.keys()})
+            return made.replace(client=made._client(fields))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        return made.replace(client=client)
 
-    def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
-        """Fields of the client, with what else these settings say of them."""
-        return client
+    def _client(self, fields: dict[str, Any]) -> ClientConfig:
+        """The client of these fields, and of what else these settings say of it."""
+        return load_client_config(self.config_file, url=self.url, **fields)
 
 
 class VllmTierSettings(_WithClient, frozen=True, kw_only=True):
@@ -137,6 +143,50 @@ class VllmTierSettings(_WithClient, frozen=True, kw_only=True):
     lookup_timeout_s: Annotated[float, setting(gt=0, le=60, unit="seconds")] | None = None
     remote_kv_sources: tuple[str, ...] = ()
     tuning: Annotated[TierLimits, setting(private=True)] = TierLimits()
+
+    def _check(self) -> None:
+        AllowedHosts(self.remote_kv_sources)
+
+    def _client(self, fields: dict[str, Any]) -> ClientConfig:
+        if self.store is not None:
+            others = ("url", "max_capacity_gb", "password_file")
+            beside = [name for name in others if getattr(self, name) is not None]
+            for name in (*beside, *fields):
+                raise ConfigError(
+                    f"store says all of the store, so leave {name} out, or put it there"
+                )
+            return self.client
+        if self.directory is not None:
+            for name in (*(("password_file",) if self.password_file else ()), *fields):
+                raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
+            if self.max_capacity_gb is None:
+                raise ConfigError(
+                    f"a {_FILE_URL} store needs max_capacity_gb, in GB of 2**30 bytes"
+                )
+            return self.client
+        if self.max_capacity_gb is not None:
+            raise ConfigError(
+                "max_capacity_gb is for file://; a server has its own limit (maxmemory)"
+            )
+        if self.password_file is not None:
+            if "password" in fields:
+                raise ConfigError("password and password_file are both set; keep one")
+            file = FilePath(self.password_file)
+            fields["credentials"] = _credentials_of(file, fields.pop("username", None))
+        return super()._client(fields)
+
+    @property
+    def directory(self) -> str | None:
+        """The path of a ``file://`` URL."""
+        url = self.url or ""
+        return url.removeprefix(_FILE_URL) if url.startswith(_FILE_URL) else None
+
+
+def _credentials_of(file: FilePath, username: str | None) -> Callable[[], Credentials]:
+    def provide() -> Credentials:
+        return Credentials(username, file.read_text(encoding="utf-8").strip())
+
+    return provide
 
 
 class SglangSettings(_WithClient, frozen=True, kw_only=True):
@@ -198,42 +248,12 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
         if self.verify and not self.namespace:
             self._set("namespace", "kvferry")  # LMCache's own client would read frames
 
-    def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
-        if self.url is not None and "host" in client:
+    def _client(self, fields: dict[str, Any]) -> ClientConfig:
+        if self.url is not None and "host" in fields:
             raise ConfigError("url and host both name a server; keep one")
-        return client
+        return super()._client(fields)
 
     @property
     def lookup_s(self) -> float:
         """Limit of a question, in seconds: somebody waits who could compute."""
         return min(LOOKUP_S, self.client.timeout_s)
-
-
-def own_and_client(
-    own: type[S], given: Mapping[Any, Any], where: str, ignored: Iterable[str] = ()
-) -> tuple[S, dict[str, Any]]:
-    """The settings of `own`, and checked fields of a client with the `url` of `own`.
-
-    Args:
-        given: Both by name; None is not given.
-        where: What holds them, for errors.
-        ignored: Names that somebody else reads.
-
-    Raises:
-        ConfigError: A name is unknown, or a value cannot be; no secret is quoted.
-    """
-    mine = {name for name, spec in specs(own).items() if not spec.program}
-    known = {name: spec for name, spec in ClientConfig.known().items() if not spec.program}
-    names = Names(
-        {**known, **{name: specs(own)[name] for name in mine}},
-        aliases=own.aliases,
-        elsewhere={**ClientConfig.removed, **own.removed},
-    )
-    found, place = Findings(), SourceValues("call", f"{where}: ")
-    names.take(place, {n: value for n, value in given.items() if n not in ignored}, found)
-    found.raise_first()
-    try:
-        made = own(**{name: place.values.pop(name) for name in mine & place.values.keys()})
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return made, place.values

@@ -7,19 +7,21 @@ __all__ = ["REMOVED"]
 _ADAPTS = "is gone: the client adapts; leave it out"
 _FIXED = "is gone: it has a fixed value; leave it out"
 _PICKED = "is gone: client and server choose; leave it out, or set the policy of OpenSSL"
-_CA_DIR = "is gone: put the authorities into one PEM file, and name it in tls_ca_file"
-
-_KEY = "is gone: use a key file without a password, of mode 0600 (openssl pkey -in OLD -out NEW)"
+_TLS = {
+    "tls_key_password": (
+        "is gone: use a key file without a password, of mode 0600 (openssl pkey -in OLD -out NEW)"
+    ),
+    "tls_ca_dir": "is gone: put the authorities into one PEM file, and name it in tls_ca_file",
+    "tls_min_version": _PICKED,
+    "tls_ciphers": _PICKED,
+    "ktls": "is gone: kernel TLS is used where it is there; leave it out",
+}
 _LEARNED = "is gone: what computing takes is learned; leave it out"
 
 REMOVED: dict[str, dict[str, str]] = {
     "client": {
         "client_name": "is gone: CLIENT LIST shows kvferry; leave it out",
-        "tls_key_password": _KEY,
-        "tls_ca_dir": _CA_DIR,
-        "tls_min_version": _PICKED,
-        "tls_ciphers": _PICKED,
-        "ktls": "is gone: kernel TLS is used where it is there; leave it out",
+        **_TLS,
         "topology_refresh_s": "is gone: the map is asked for anew when it changes; leave it out",
         "nodes_max": _FIXED,
         "floor_rate_bytes_s": "is gone: raise timeout_s for a slow link",
@@ -37,11 +39,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "read_only": "is gone: name a users_file, with a user that has read and no write",
         "threads": "is gone: a node has a thread for each of its cores, at most 4; use taskset",
         "prefault": "is gone: memory is touched at the start; leave it out",
-        "tls_key_password": _KEY,
-        "tls_ca_dir": _CA_DIR,
-        "tls_min_version": _PICKED,
-        "tls_ciphers": _PICKED,
-        "ktls": "is gone: kernel TLS is used where it is there; leave it out",
+        **_TLS,
         "connections_max": "is gone: a node has at most 10000 connections; leave it out",
         "in_flight_gb": "is gone: half of the size may be on its way; leave it out",
         "value_bytes_max": "is gone: a value has at most 512 MiB; leave it out",

@@ -26,7 +26,6 @@ __all__ = ["SERVER", "ServerConfig", "ServerSettings"]
 
 _log = logging.getLogger("kvferry.server")
 
-_LISTENING = ("tcp", "host", "port", "ipc")
 # Settings of the cache whose default is another one here.
 _OF_ITS_OWN = ("chunk_size", "prefault")
 _ALIASES: dict[str, Alias] = {
@@ -106,7 +105,6 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     http_token_file: Path | None = None
 
 
-_DEFAULTS = {name: spec.default for name, spec in specs(ServerSettings).items()}
 _KNOWN = {**specs(ServerSettings), **{name: CACHE.known[name] for name in ServerSettings.of_cache}}
 SERVER = Names(
     _KNOWN,
@@ -220,16 +218,14 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         places = SERVER.gather(found.file, environ, given, found)
         config, said = _cache({} if cache is None else cache, places, environ, found)
         found.log(_log)
-        settings = {
-            **SERVER.together(places),
-            **{name: said.get(name, _DEFAULTS[name]) for name in _OF_ITS_OWN},
-        }
-        everything = {**_DEFAULTS, **settings}
+        settings = {**SERVER.together(places), **said}
+        own = ServerSettings(**{n: settings[n] for n in specs(ServerSettings) if n in settings})
+        pair = (own.http_host, own.http_port) if own.http and own.http_port else None
         return cls(
-            **{name: settings[name] for name in settings if name in specs(CommonSettings)},
+            **{name: getattr(own, name) for name in specs(CommonSettings)},
             cache=config,
-            endpoints=endpoints_of(**{name: everything[name] for name in _LISTENING}),
-            http=tuple(http) if isinstance(http, list | tuple) else _http(everything),
+            endpoints=endpoints_of(tcp=own.tcp, host=own.host, port=own.port, ipc=own.ipc),
+            http=tuple(http) if isinstance(http, tuple | list) else pair,
             again=again,
         )
 
@@ -256,8 +252,8 @@ def _cache(
         order.append(place)
     resolved(order, environ, found)
     config = CacheConfig(**found.settings())
-    told = {name: found.values[name] for name in _OF_ITS_OWN}
-    return config, {name: value for name, (value, source) in told.items() if source != "default"}
+    told = ((name, *found.values[name]) for name in _OF_ITS_OWN)
+    return config, {name: value for name, value, source in told if source != "default"}
 
 
 def _for_cache(place: SourceValues) -> SourceValues:
@@ -265,9 +261,3 @@ def _for_cache(place: SourceValues) -> SourceValues:
     names = (*_OF_ITS_OWN, *ServerSettings.of_cache)
     values = {name: place.values[name] for name in names if name in place.values}
     return SourceValues(place.kind, place.where, values, place.spelled)
-
-
-def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:
-    if not settings["http"] or settings["http_port"] == 0:
-        return None
-    return settings["http_host"], settings["http_port"]

@@ -32,7 +32,7 @@ import msgspec
 from kvferry.base.credentials import CREDENTIAL_BYTES_MAX
 from kvferry.base.errors import ConfigError
 from kvferry.config.native_words import policies, serdes
-from kvferry.config.spec import Spec, plain
+from kvferry.config.spec import Spec
 
 __all__ = [
     "GB",
@@ -49,7 +49,6 @@ __all__ = [
     "Text",
     "Url",
     "Word",
-    "policy_name",
     "setting",
     "specs",
     "word",
@@ -216,8 +215,3 @@ def _texts(of: type[Settings]) -> dict[str, str]:
         for match in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
             found[match[1]] = " ".join(match[2].split()).replace("``", "`")
     return found
-
-
-def policy_name(text: str) -> str | None:
-    """The name of an eviction policy for any of its spellings ("s3fifo"), or None."""
-    return next((name for name in policies() if plain(name) == plain(text)), None)

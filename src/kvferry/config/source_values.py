@@ -173,6 +173,21 @@ class Names:
                 self._take(place, given, given, value, found)
         return place
 
+    def checked(self, settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
+        """The settings of one mapping, by our names; None counts as not given.
+
+        Args:
+            settings: By any of the names.
+            where: Before the name of a setting in an error.
+
+        Raises:
+            ConfigError: A name is unknown, or a value cannot be.
+        """
+        found = Findings()
+        place = self.take(SourceValues("call", where), settings, found)
+        found.raise_first()
+        return place.values
+
     def take_environ(
         self, environ: Mapping[str, str], prefix: str, found: Findings
     ) -> SourceValues:

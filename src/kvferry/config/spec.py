@@ -15,7 +15,7 @@ import msgspec
 from kvferry.base.errors import ConfigError
 from kvferry.base.shown import shown
 
-__all__ = ["Spec", "parsed_json", "plain"]
+__all__ = ["Spec", "parsed_json"]
 
 _NUMBER_MAX = 1e300
 _SWITCH = {"yes": True, "on": True, "no": False, "off": False}  # beside true, false, 1 and 0
@@ -115,7 +115,7 @@ class Spec:
         if self.kind is tuple and isinstance(value, Mapping | int) and not self.of_texts:
             value = [value]
         try:
-            made = msgspec.convert(self._spelled(value), self.type)
+            made = msgspec.convert(self.spelled(value), self.type)
             if isinstance(made, float) and not math.isfinite(made):
                 raise ValueError
             if self.words and made is not None and made not in self.words:
@@ -174,14 +174,14 @@ class Spec:
             raise ConfigError(f"{at or self.name} {problem}{advice}")
         return found
 
-    def _spelled(self, value: Any) -> Any:
-        """One of the words in its own spelling: LRU for "lru", S3-FIFO for "s3fifo"."""
+    def spelled(self, value: Any) -> Any:
+        """One of the words in its own spelling (S3-FIFO for "s3fifo"), and others as they are."""
         if not self.words or self.kind is not str:
             return value
         if isinstance(value, bool):  # YAML's on and off
             value = "on" if value else "off"
         if isinstance(value, str | float):  # YAML's 1.2
-            return next((word for word in self.words if plain(word) == plain(str(value))), value)
+            return next((word for word in self.words if _plain(word) == _plain(str(value))), value)
         return value
 
     def _problem(self, value: Any) -> str | None:
@@ -221,7 +221,7 @@ def parsed_json(text: str) -> tuple[Any, str | None]:
     return value, f"names {shown(twice[0])} twice; keep one" if twice else None
 
 
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """A word without case and dashes, as people spell it."""
     return text.lower().replace("-", "").replace("_", "")
 

@@ -81,12 +81,9 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         Raises:
             ConfigError: A name is unknown or a value cannot be.
         """
-        found = Findings()
         if settings.get("eviction_policy") == "noop":
             settings = {**settings, "eviction_policy": "none"}
-        place = Names(specs(cls)).take(SourceValues("call", "eviction: "), settings, found)
-        found.raise_first()
-        return cls(**place.values)
+        return cls(**Names(specs(cls)).checked(settings, "eviction: "))
 
 
 class StoreConfig(Settings, frozen=True, kw_only=True):
@@ -264,11 +261,8 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     for name in _FIXED.keys() & settings.keys():
         _check_fixed(name, settings[name])
     given = {name: _translated(name, settings[name]) for name in settings if name not in _FIXED}
-    found, place = Findings(), SourceValues("call")
-    names.take(place, {**given, "type": kind}, found)
-    found.raise_first()
-    own = {name: value for name, value in place.values.items() if name in specs(StoreConfig)}
-    client = {name: value for name, value in place.values.items() if name not in own}
+    client = names.checked({**given, "type": kind})
+    own = {name: client.pop(name) for name in specs(StoreConfig) if name in client}
     if "eviction" in own:
         own["eviction"] = _eviction(own)
     if client.get("nodes") and not ("host" in client or "url" in client):

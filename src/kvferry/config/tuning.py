@@ -86,14 +86,12 @@ class CacheTuning(Tuning, frozen=True, kw_only=True):
     """Of a cache.
 
     Attributes:
-        load_threads: The number of threads that run loads.
         write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
             beyond it is not stored, and counted.
         prefill: What computing n tokens takes, as a, c and d of ``a + c n + d n**2`` seconds; None:
             it is learned.
     """
 
-    load_threads: int = 4
     write_queue_bytes_max: int = 1024 * _MIB
     prefill: tuple[float, float, float] | None = None
 
@@ -117,15 +115,12 @@ class ServerTuning(Tuning, frozen=True, kw_only=True):
         lease_s: The seconds after which a lease or a reservation ends by itself.
         heartbeat_s: The seconds between two signs of life of a client.
         dead_after_s: The seconds of silence after which a client loses its leases.
-        client_share: The part of the pool that one client may hold by leases and reservations. It
-            gets nothing of what others hold.
         drain_s: The seconds that a shutdown waits for stores.
     """
 
     lease_s: float = 60.0
     heartbeat_s: float = 1.0
     dead_after_s: float = 5.0
-    client_share: float = 0.5
     drain_s: float = 10.0
 
 
@@ -136,15 +131,12 @@ class ControllerTuning(Tuning, frozen=True, kw_only=True):
         heartbeat_s: The seconds between two signs of life of an instance.
         suspect_s: The seconds of silence after which an instance is named last.
         dead_s: The seconds of silence after which it is forgotten what an instance held.
-        instances_max: The most processes of instances at a time. The index has 4096 slots; a
-            process takes one for each identity, and another for a snapshot.
         connections_max: The most connections of instances at a time, on all ports together.
     """
 
     heartbeat_s: float = 1.0
     suspect_s: float = 3.0
     dead_s: float = 10.0
-    instances_max: int = 1024
     connections_max: int = 4096
 
 

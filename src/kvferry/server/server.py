@@ -71,9 +71,7 @@ class Server:
         self.state = "starting"
         self._began = time.monotonic()
         self._pools = Pools(config)
-        self._sessions = Sessions(
-            config.tuning.client_share, config.tuning.dead_after_s, self._session_ended
-        )
+        self._sessions = Sessions(config.tuning.dead_after_s, self._session_ended)
         self._listener = Listener()
         self._loop = Loop(self._listener.watch, lambda steps: self._dispatcher.in_background(steps))
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)

@@ -172,10 +172,11 @@ def policies_of_text(text: str | None) -> list[str]:
     Raises:
         UsageError: One of them is unknown; it is told before the work.
     """
-    from kvferry.config.setting import policy_name
+    from kvferry.config.cache import CACHE
     from kvferry_lab.trace.replay import POLICIES, new_cache
 
-    policies = [policy_name(word) or word for word in (_words(text) if text else POLICIES)]
+    spelled = CACHE.known["eviction_policy"].spelled
+    policies = [spelled(word) for word in (_words(text) if text else POLICIES)]
     for policy in policies:
         new_cache(policy, 1, True)
     return policies

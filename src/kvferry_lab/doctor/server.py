@@ -191,7 +191,7 @@ def read_cluster(
         host, port = parse_endpoint(node.address)
         if not port or len(primaries) == _NODES_MAX:
             continue
-        alone = config.for_node(host, port).replace(unix_path=None)
+        alone = config.for_node(host, port)
         try:
             CommandConnection(alone).close()
         except UnavailableError as error:

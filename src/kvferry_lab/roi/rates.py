@@ -17,16 +17,28 @@ from typing import Any
 
 import yaml
 
-from kvferry.base.errors import UsageError
-from kvferry.config.cache import read_calibration
+from kvferry.base.errors import ConfigError, UsageError
+from kvferry.config.file import read_small
+from kvferry.config.spec import parsed_json
 from kvferry_lab.doctor.model import ModelShape
 from kvferry_lab.doctor.prefill import GPUS, UTILISATION
 from kvferry_lab.roi.arithmetic import Prefill, Store
 
-__all__ = ["FIXED_S", "PRESETS", "Preset", "calibrated", "of_preset", "read_store", "roofline"]
+__all__ = [
+    "FIXED_S",
+    "PRESETS",
+    "Preset",
+    "calibrated",
+    "of_preset",
+    "read_calibration",
+    "read_store",
+    "roofline",
+]
 
 FIXED_S = 0.020
 _SIZE_BYTES_MAX = 16 << 20
+_COEFFICIENTS = ("a_s", "c_s_per_token", "d_s_per_token2")
+_SECONDS_MAX = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +113,33 @@ def of_preset(name: str, gpus: int | None = None) -> Prefill:
 
 
 def calibrated(path: Path, gpus: int) -> Prefill:
-    """Measurements of an engine: a file of `--calibration`, or of `prefill_calibration_file`."""
+    """Measurements of an engine: a file of `--calibration`."""
     a, c, d = read_calibration(path)
     if c == d == 0:
         raise UsageError(f"{path}: c_s_per_token and d_s_per_token2 are both 0")
     return Prefill(a_s=a, c_s_per_token=c, d_s_per_token2=d, gpus=gpus, source=f"measured: {path}")
+
+
+def read_calibration(path: str | Path) -> tuple[float, float, float]:
+    """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
+
+    Raises:
+        ConfigError: The file is missing or malformed; the text names it.
+    """
+    where = f"calibration {path}"
+    raw = read_small(Path(path), "calibration")
+    found, problem = parsed_json(raw.decode(errors="replace"))
+    if problem is None and not isinstance(found, dict):
+        problem = f"holds no object with {', '.join(_COEFFICIENTS)}"
+    if problem is not None:
+        raise ConfigError(f"{where} {problem}")
+    for name in _COEFFICIENTS:
+        value = found.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < _SECONDS_MAX:
+            raise ConfigError(f"{where}: {name} is not valid; use a number of seconds from 0")
+    a, c, d = (float(found[name]) for name in _COEFFICIENTS)
+    return a, c, d
 
 
 def read_store(path: Path) -> Store:

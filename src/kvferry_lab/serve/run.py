@@ -14,13 +14,13 @@ from kvferry.base.process import ending_at_once, log_to_stderr, signals_blocked
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
-from kvferry.config.cache import read_calibration
 from kvferry.http.listener import HttpListener
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
 from kvferry.sharing import TieredCache
 from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model
+from kvferry_lab.roi.rates import read_calibration
 from kvferry_lab.serve.app import make_app
 from kvferry_lab.serve.batcher import Batcher, Pace
 from kvferry_lab.serve.chunks import SequenceChunks

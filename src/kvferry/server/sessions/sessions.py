@@ -45,6 +45,8 @@ __all__ = ["LOOKUP_LEASE_S", "LookupLease", "Session", "Sessions", "Writing"]
 SESSIONS_MAX = 4096
 # How long a client may take to map the segment.
 ATTACH_S = 10.0
+# The part of what others leave of a pool that one process may hold.
+_SHARE = 0.5
 # The part of a pool that open reservations may hold: readers always find the rest.
 _WRITTEN_SHARE = 0.75
 # The part of what a process may hold that its lookups may lease.
@@ -172,15 +174,11 @@ class Sessions:
     """All sessions of a server.
 
     Args:
-        share: The part of what others leave of a pool that one process may hold.
         dead_after_s: Silence after which a session ends.
         changed: Called with a session that ended, why, in a word, and how many pages it held.
     """
 
-    def __init__(
-        self, share: float, dead_after_s: float, changed: Callable[[Session, str, int], None]
-    ) -> None:
-        self.share = share
+    def __init__(self, dead_after_s: float, changed: Callable[[Session, str, int], None]) -> None:
         self.dead_after_s = dead_after_s
         self.by_token: dict[int, Session] = {}
         self.fenced: list[tuple[Session, list[int]]] = []
@@ -223,7 +221,7 @@ class Sessions:
         """How many more pages the session may hold: to write to, or by a lookup."""
         memory = session.shard.memory
         pages, own = memory.pages_max, session.process.held[memory.pool]
-        share = int((pages - (memory.pool.held - own)) * self.share)
+        share = int((pages - (memory.pool.held - own)) * _SHARE)
         room = share - own
         if looking:
             room = min(room, int(share * _LOOKUP_SHARE) - session.process.looked_up[memory.pool])

@@ -59,7 +59,6 @@ class Controller:
             self.journal,
             suspect_s=config.tuning.suspect_s,
             dead_s=config.tuning.dead_s,
-            members_max=config.tuning.instances_max,
         )
         self.jobs = Jobs(self.journal)
         self.quotas = Quotas(self.journal)

@@ -145,7 +145,8 @@ class Members:
     Args:
         journal: Is told what happens.
         suspect_s, dead_s: Silence after which a member is "suspect", and "dead".
-        members_max: How many members there may be.
+        members_max: How many members there may be. The index has 4096 slots; a member takes one for
+            each identity, and another for a snapshot.
         clock: Seconds that never jump.
     """
 

@@ -191,7 +191,6 @@ def worker_half(
         rank.copier,
         chunk_blocks=rank.chunk_blocks,
         load_timeout_s=config.retrieve_timeout_s,
-        load_threads=config.tuning.load_threads,
         save_bytes_max=int(save_bytes),
         thread_start=thread_start(),
         memory=memory,

@@ -46,7 +46,6 @@ from kvferry.config.setting import specs
 from kvferry.server.client.address import DEFAULT_URL, read_url
 
 __all__ = [
-    "ENGINE",
     "PREFIX",
     "MpSettings",
     "read_mp_settings",
@@ -61,8 +60,6 @@ _THEIRS, _THEIR_SERVER = "lmcache.", "lmcache.mp."
 _OWN = [name for name, spec in specs(VllmConnectorSettings).items() if not spec.program]
 _DEFAULTS: dict[str, Any] = {"prefault": False}
 _MP = f"{PREFIX}mp."
-_NAMES = tuple(specs(VllmServerSettings))
-_FOREIGN = {"lmcache.mp.host": "host", "lmcache.mp.port": "port"}
 _HAS_PORT = re.compile(r"(?:tcp://)?(?:\[[^]]*\]|[^:/]+):[0-9]+", re.ASCII)
 # Of the in-process connector, those that say what the engine does.
 ENGINE_SETTINGS = (
@@ -172,20 +169,13 @@ def read_mp_settings(
         ConfigError: A setting is unknown or cannot be; the text names it.
     """
     environ = os.environ if environ is None else environ
-    ours = {
-        name.removeprefix(_MP): (name, value)
-        for name, value in extra_config.items()
-        if name.startswith(_MP)
-    }
-    for name, (full, _) in ours.items():
-        if name not in _NAMES:
+    known = specs(VllmServerSettings)
+    for name in extra_config:
+        if name.startswith(_MP) and name.removeprefix(_MP) not in known:
             raise ConfigError(
-                f"kv_connector_extra_config: unknown setting {full!r}; "
-                f"there are {', '.join(_MP + known for known in _NAMES)}"
+                f"kv_connector_extra_config: unknown setting {name!r}; "
+                f"there are {', '.join(_MP + each for each in known)}"
             )
-    for full, name in _FOREIGN.items():
-        if full in extra_config and name not in ours:
-            ours[name] = (full, extra_config[full])
     rest = {name: value for name, value in extra_config.items() if not name.startswith(_MP)}
     for name in rest:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in ENGINE_SETTINGS:
@@ -193,9 +183,15 @@ def read_mp_settings(
                 f"kv_connector_extra_config: {name!r} is a setting of the cache server, which has "
                 "the memory and the stores; give it to kvferry server"
             )
+    ours = {
+        name: (prefix + name, extra_config[prefix + name])
+        for prefix, names in ((_THEIR_SERVER, ("host", "port")), (_MP, known))
+        for name in names
+        if prefix + name in extra_config
+    }
     url = _url(ours, environ)
     given = ours.get("token_file", ("", None))[1]
-    given = specs(VllmServerSettings)["token_file"].check(given, f"{_MP}token_file")
+    given = known["token_file"].check(given, f"{_MP}token_file")
     token_file = None if given is None else Path(given)
     ask = None if chunk_size is None else partial(chunk_size, url, token_file)
     return MpSettings(

@@ -32,7 +32,7 @@ from kvferry.base.errors import UsageError
 from kvferry.cache.results import RequestLog
 from kvferry.cache.store.coding import Coding, coder_bytes_s
 from kvferry.chunks.keys import identity_digest
-from kvferry.config.remote_sources import Address
+from kvferry.config.remote_sources import Address, AllowedHosts
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
 from kvferry.integrations.vllm.device_speed import device_ops_s, guess
@@ -124,11 +124,12 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         options.pop("module_path", None)  # 0.22.1 leaves it to us
         row_bytes = primary_kv_view.strides[0]
         settings = read_options(options, primary_kv_view.nbytes)
-        description = describe_rows(offloading_spec, row_bytes, engine, settings.identity)
+        own = settings.own
+        description = describe_rows(offloading_spec, row_bytes, engine, own.weights_version)
         identity = identity_digest(description)
         warn_of_random_seed(offloading_spec, engine.vllm_config)
         space = Space(f"kvf:{identity.hex()}:", identity, row_bytes, description)
-        self.address = settings.address
+        self.address = settings.store.address
         self.identity = identity
         with in_the_background():
             connector = settings.open(space)
@@ -141,15 +142,16 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         )
         self._open_source, self._space = settings.open_source, space
         self._sources: Sources | None = None
-        if settings.sources is not None:
-            self._sources = Sources(self.core, self._source, settings.sources)
+        if own.remote_kv_sources:
+            allowed = AllowedHosts(own.remote_kv_sources)
+            self._sources = Sources(self.core, self._source, allowed)
         self._all: TierCore | Sources = self._sources or self.core
         self._steps = TierSteps(self.core.patience.prefill)
-        self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
-        self._store = settings.store
+        self._store = settings.store_name
+        self._observed = Observed(self.address, self._store, self.core.patience.chunk_tokens)
         self._lines = RequestLog(_log)
         self._stats_at = 0.0
-        self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
+        self._events: list[Any] | None = _events(offloading_spec) if own.enable_kv_events else None
         _log.info(
             "KvferryTier at %s: %d bytes a chunk, identity %s, %s",
             *(self.address, row_bytes, identity.hex()),
@@ -264,7 +266,6 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def _source(self, address: Address) -> TierCore:
         """A node that a request names, over the same rows."""
-        assert self._open_source is not None
         patience = Patience(
             chunk_tokens=self.core.patience.chunk_tokens, prefill=self.core.patience.prefill
         )
@@ -325,11 +326,11 @@ def _patience(spec: Any, vllm_config: Any) -> Patience:
 
 
 def _coding(settings: TierOptions, connector: Connector) -> Coding | None:
-    if not settings.auto or not isinstance(connector, RedisConnector):
+    if settings.own.remote_serde != "auto" or not isinstance(connector, RedisConnector):
         return None
     with in_the_background():
         coder_bytes_s()  # now, because no step waits for it
-    return Coding(settings.store, connector.write_as)
+    return Coding(settings.store_name, connector.write_as)
 
 
 def _ops_s() -> float:
