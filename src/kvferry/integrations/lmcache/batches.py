@@ -216,11 +216,6 @@ class Batches:
         if not batch.parts:
             done.append(batch.finished())
 
-    @property
-    def pending(self) -> int:
-        """Batches of the native client that were not drained."""
-        return len(self._parts)
-
     def event_fd(self) -> int:
         """Readable while `drain` has something to return."""
         return self.client.event_fd()
