@@ -105,9 +105,7 @@ class Batches:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._parts: dict[
-            int, tuple[LmcacheBatch, list[int] | None]
-        ] = {}  # by native batch
+        self._parts: dict[int, tuple[LmcacheBatch, list[int] | None]] = {}  # by native batch
         self._refused: deque[LmcacheBatch] = deque()  # those that no native batch completes
         self._next_id = 1
         self._closed = False
