@@ -52,7 +52,7 @@ CANARIES = (
     Canary(  # the buffer of a SET that was given up is sent on
         "withdrawal",
         "connection.cpp",
-        "if (!pacing_.answered(work) && (verb == Verb::kSet || !withdrawn)) {",
+        "if (!pacing_.answered(work) && (lends || !withdrawn)) {",
         "if (!pacing_.answered(work) && !withdrawn) {",
         303,
     ),

@@ -75,6 +75,7 @@ BEGIN: dict[str, Callable[[], Mapping[str, Any]]] = {
         "identity_digest": identity_digest,
         **_given("page"),
     },
+    "kvferry.config.tuning": lambda: {"ClientConfig": _of("kvferry.config", "ClientConfig")},
     "kvferry.connectors": lambda: _given("digest"),
     "kvferry.connectors.one_sided.leases": lambda: {
         "agent": _of("kvferry.connectors.one_sided.agent", "Agent"),

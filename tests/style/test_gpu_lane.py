@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from gpu_lane.__main__ import parser
-from gpu_lane.doors import write_model
+from gpu_lane.doors import shortened, write_model
 from gpu_lane.fatbin import fat_binaries, without_other_code
+from gpu_lane.model_info import keep_model_info
 from gpu_lane.pack import is_left_out, libraries_of
 from gpu_lane.report import HALVES, LIMITS_S, PROFILES
 from gpu_lane.sheet import Sheet, spread
+
+from kvferry_lab.engines.engine_process import EngineError
 
 _PTX, _MACHINE_CODE = 1, 2
 
@@ -92,6 +95,25 @@ def test_the_prompts_of_stores_never_lie_in_memory() -> None:
         assert sizes.small_gb < round_gb < sizes.memory_gb
 
 
+def test_a_failure_begins_with_the_exception() -> None:
+    said = shortened(EngineError("KeyError: 'a'; its last words:\n" + "  one of the lines\n" * 999))
+    assert said.startswith("EngineError: KeyError: 'a'; its last words:\n")
+    assert len(said) < 3000
+
+
+def test_what_vllm_finds_out_about_another_source_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "vllm" / "model_executor" / "models" / "llama.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    (tmp_path / "vllm" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not keep_model_info({"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
+    assert not keep_model_info({})
+    assert not (tmp_path / "cache").exists()
+
+
 def test_rows_are_saved_as_they_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = Sheet(tmp_path, "client", limit_s=100.0)
     sheet.row("GET", **spread("ms", [0.003, 0.001, 0.002], 1e3))
@@ -106,9 +128,14 @@ def test_rows_are_saved_as_they_come(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_command_line() -> None:
     chosen = parser().parse_args(["report", "--half", "1", "--out", "x", "--profile", "smoke"])
     assert (chosen.half, chosen.profile, chosen.out) == ("1", "smoke", Path("x"))
+    words = ["report", "--parts", "hits", "--doors", "none,tier", "--profile", "memory"]
+    chosen = parser().parse_args([*words, "--out", "x"])
+    assert (chosen.doors, chosen.profile) == (["none", "tier"], "memory")
 
 
 def test_a_model_without_weights(tmp_path: Path) -> None:
     config = json.loads((write_model(tmp_path, "8b", 40_000) / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["num_hidden_layers"], config["num_key_value_heads"]) == (32, 8)
+    config = json.loads((write_model(tmp_path, "mla", 4096) / "config.json").read_text())
+    assert (config["qk_nope_head_dim"], config["v_head_dim"]) == (128, 128)

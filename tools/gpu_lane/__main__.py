@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     made = argparse.ArgumentParser(prog="gpu_lane", description=__doc__)
@@ -26,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
         else:
             one.add_argument("--half", choices=["1", "2", "smoke", "all"], default="all")
             one.add_argument("--parts", nargs="+", help="these, instead of a half")
-        one.add_argument("--profile", choices=["gpu", "smoke", "cpu"], default="gpu")
+        one.add_argument("--profile", choices=["gpu", "memory", "smoke", "cpu"], default="gpu")
+        one.add_argument("--doors", type=_names, help="of hits, with commas; default: all")
         one.add_argument("--out", type=Path, required=True)
         one.add_argument("--python", type=Path, default=Path(sys.executable))
         one.add_argument("--slow", type=float, default=1.0, help="times longer limits")
@@ -41,12 +46,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
         pack(chosen.python, chosen.only)
         return 0
-    from gpu_lane.report import HALVES, Options, run, run_part
+    from gpu_lane.report import DOORS, HALVES, Options, run, run_part
 
     is_part = chosen.command == "part"
     parts = [chosen.part] if is_part else chosen.parts or HALVES[chosen.half]
     out, python = chosen.out.absolute(), chosen.python.absolute()
-    options = Options(chosen.profile, parts, out, python, chosen.slow)
+    doors = chosen.doors or DOORS
+    options = Options(chosen.profile, parts, out, python, chosen.slow, doors)
     if is_part:
         run_part(chosen.part, options)
         return 0

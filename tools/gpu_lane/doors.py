@@ -13,6 +13,7 @@ what they are, and equal answers prove little.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -32,13 +33,15 @@ from gpu_lane.sheet import Sheet
 from kvferry_lab.engines.engine_process import EngineChild, EngineProcess
 from kvferry_lab.servers.lab_server import HOST, free_port
 
-__all__ = ["Door", "Engines", "Lane", "write_model"]
+__all__ = ["Door", "Engines", "Lane", "shortened", "write_model"]
 
 _OURS = "kvferry.integrations.vllm"
 _GB = 1 << 30
 _START_S, _SERVER_START_S, _STOP_S = 100.0, 40.0, 10.0
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
 _BATCHED = 8192
+_STARTED = itertools.count(1)
+_FIRST, _LAST = 600, 1500  # characters of an error: what, and the end of where
 _WEIGHTS_GB, _SPARE_GB = 18.0, 4.0  # with what a step needs beside them
 
 
@@ -93,6 +96,8 @@ class Door:
 def write_model(folder: Path, shape: str, longest: int) -> Path:
     """The configuration of a model without weights, of a shape of `SHAPES`."""
     kind, _, values = SHAPES[shape]
+    if kind == "deepseek_v2":  # FlashAttention 3 has kernels for no smaller heads
+        values = {**values, "qk_nope_head_dim": 128, "v_head_dim": 128}
     config = {
         "model_type": kind,
         "architectures": [_ARCHITECTURES[kind]],
@@ -134,7 +139,7 @@ class Engines:
             try:
                 self.open[name] = future.result()
             except Exception as error:
-                self._sheet.row(f"{name} did not start", error=str(error)[-1500:])
+                self._sheet.row(f"{name} did not start", error=shortened(error))
         self._sheet.row("engines are open", names=" ".join(self.open), s=time.monotonic() - began)
         return self
 
@@ -153,8 +158,8 @@ class Engines:
 
     def give_up(self, name: str, error: Exception) -> None:
         """One that failed takes no further part."""
-        self._sheet.row(f"{name} failed", error=str(error)[-1500:])
         self.open.pop(name).kill()
+        self._sheet.row(f"{name} failed", error=shortened(error))
 
     def _start(self, door: Door) -> EngineProcess:
         lane, name = self._lane, door.name or door.kind
@@ -169,7 +174,8 @@ class Engines:
             "max_num_seqs": 16,
             "max_num_batched_tokens": _BATCHED,
             "enable_prefix_caching": True,
-            "disable_log_stats": False,
+            # vLLM 0.22.1 in one process fails at the first statistics of its own tier.
+            "disable_log_stats": door.kind in ("vllm", "tier"),
             "seed": 0,
             **door.settings,
         }
@@ -181,9 +187,10 @@ class Engines:
         transfer = self._transfer(door)
         if transfer:
             engine["kv_transfer_config"] = {"kv_role": "kv_both", **transfer}
-        log = lane.logs / f"{os.getpid()}-{name}.log"
+        log = lane.logs / f"{os.getpid()}-{name}-{next(_STARTED)}.log"
         environment = {
             **lane.environment,
+            "PYTHONFAULTHANDLER": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(self._kv_gb))),
         }
         return EngineProcess(
@@ -192,7 +199,7 @@ class Engines:
             environment,
             one_process=True,
             threads=2,
-            limit_s=_START_S * lane.slow,
+            limit_s=_START_S * max(1.0, lane.slow),
             log=log,
         )
 
@@ -242,7 +249,7 @@ class _CacheServer(EngineChild):
             words += ["--l2-adapter", json.dumps({"type": "valkey", "url": door.store})]
         command = [sys.executable, "-m", "kvferry.cli.main", "server", *words]
         super().__init__(command, lane.logs / f"{os.getpid()}-server-{self.port}.log")
-        until = time.monotonic() + _SERVER_START_S * lane.slow
+        until = time.monotonic() + _SERVER_START_S * max(1.0, lane.slow)
         while not _listens(self.port):
             if self._process.poll() is not None or time.monotonic() > until:
                 failed = self._failed("the cache server does not listen")
@@ -256,6 +263,12 @@ class _CacheServer(EngineChild):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         self.kill()
+
+
+def shortened(error: Exception) -> str:
+    """The exception, which comes first, and the end of the log."""
+    what, _, log = str(error).partition("\n")
+    return f"{type(error).__name__}: {what[:_FIRST]}\n{log[-_LAST:]}"
 
 
 def _listens(port: int) -> bool:

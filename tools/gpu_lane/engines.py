@@ -24,11 +24,11 @@ from kvferry_lab.bench.clients import config_url
 from kvferry_lab.bench.intervals import percentile
 from kvferry_lab.engines.engine_process import EngineProcess
 
-__all__ = ["Sizes", "documents", "hits", "same_tokens"]
+__all__ = ["DOORS", "Sizes", "documents", "hits", "same_tokens"]
 
 _WORDS = range(300, 31_000)  # token ids
 _SAVE_S = 0.3  # to save 8,192 tokens, and more in proportion
-_OTHERS, _OTHERS_TOKENS, _LATE = 8, 160, 20
+_OTHERS, _OTHERS_TOKENS, _LATE = 8, 100, 20
 _Any = TypeVar("_Any")
 
 
@@ -39,7 +39,7 @@ class Sizes:
     Attributes:
         lengths: Tokens of a prompt in (c), and in how many rounds.
         memory_gb, small_gb: Host memory of an engine in (c): for all of a round, and for less than
-            a round, so that its prompts come out of the store every time.
+            a round, so that its prompts come out of the store every time; 0: not out of stores.
         kv_gb: Of the device, in (c).
         document, documents, answer: Of (d), tokens each.
         documents_kv_gb: Of the device, in (d).
@@ -59,31 +59,37 @@ class Sizes:
     busy: int
 
 
-def hits(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> None:
-    """(c)."""
+DOORS = ("vllm", "connector", "mp", "tier", "none")
+
+
+def hits(
+    sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes, kinds: Sequence[str] = DOORS
+) -> None:
+    """(c), at these doors."""
     longest = max(sizes.lengths) + 64
     rounds = max(sizes.lengths.values())
     with Stores(binary) as stores:
         url = config_url(stores.config)
-        for group in _groups(["vllm", "connector", "mp", "tier", "none"], lane.room(sizes.kv_gb)):
+        first, *_ = groups = _groups(list(kinds), lane.room(sizes.kv_gb))
+        for group in groups:
             doors = [Door(kind, sizes.memory_gb, "" if kind == "vllm" else url) for kind in group]
             with Engines(lane, doors, sheet, kv_gb=sizes.kv_gb, longest=longest) as engines:
                 _warm(engines, sizes)
                 found: _Found = defaultdict(lambda: defaultdict(list))
                 for turn in range(rounds):
-                    if turn + 1 < rounds or group[0] != "vllm":
+                    if turn + 1 < rounds or group is not first:
                         stores.clear()  # the last round of the first group stays in the store
                     for length, times in sizes.lengths.items():
-                        if turn >= rounds - times and not sheet.is_over(5.0):
+                        if turn >= rounds - times and not sheet.is_over(length / 3000):
                             _round(engines, turn, length, found)
-                    if turn + 1 == rounds or sheet.is_over(5.0):
+                    _tell(sheet, found)  # the newest row of a door has all rounds
+                    if sheet.is_over(5.0):
                         break
-                _tell(sheet, found)
             if sheet.is_over(30.0):
                 return
-            if group[0] == "vllm":
-                kinds = [kind for kind in group if kind not in ("vllm", "none")]
-                _from_stores(sheet, lane, sizes, kinds, url, rounds - 1)
+            if group is first and sizes.small_gb:
+                ours = [kind for kind in group if kind not in ("vllm", "none")]
+                _from_stores(sheet, lane, sizes, ours, url, rounds - 1)
             if sheet.is_over(60.0):
                 return
 
@@ -144,8 +150,8 @@ def _tell(sheet: Sheet, found: _Found) -> None:
             figures |= spread(f"{what}_ms", row[what], 1e3)
             if row[f"{what}_tokens"]:
                 figures[f"{what}_tokens_least"] = min(row[f"{what}_tokens"])
-        if row["memory"] and found[("vllm", length)]["memory"]:
-            theirs = found[("vllm", length)]["memory"]
+        theirs = found["vllm", length]["memory"] if ("vllm", length) in found else []
+        if row["memory"] and theirs:
             figures["memory_of_vllm"] = (
                 sorted(row["memory"])[len(row["memory"]) // 2] / (sorted(theirs)[len(theirs) // 2])
             )
@@ -179,9 +185,12 @@ def documents(sheet: Sheet, lane: Lane, binary: ServerBinary, sizes: Sizes) -> N
 
 
 def _three_rounds(sheet: Sheet, name: str, engine: EngineProcess, sizes: Sizes) -> None:
-    """Each document with another question behind it, all at once, three times."""
+    """Each document with another question behind it, all at once, three times.
+
+    Without a cache once: its rounds are alike.
+    """
     texts = [_prompt("document", number, sizes.document) for number in range(sizes.documents)]
-    for turn in range(3):
+    for turn in range(1 if name == "none" else 3):
         if sheet.is_over(10.0):
             return
         asked = [text[:-16] + _prompt("question", turn, 16) for text in texts]
@@ -264,7 +273,7 @@ def _warm(engines: Engines, sizes: Sizes) -> None:
 def _ttft(engine: EngineProcess, asked: list[int]) -> tuple[float, int]:
     """Seconds to the first token, and the prompt tokens that were not computed."""
     said = engine.generate([asked], 1)
-    return said.outputs[0].ttft_s or said.seconds, said.cached[0]
+    return said.seconds, said.cached[0]  # of one token; not every door has statistics
 
 
 def _let_save(engine: EngineProcess, length: int) -> None:

@@ -19,21 +19,22 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_lane.blocks import blocks
 from gpu_lane.client import client
 from gpu_lane.doors import Lane, write_model
-from gpu_lane.engines import Sizes, documents, hits, same_tokens
+from gpu_lane.engines import DOORS, Sizes, documents, hits, same_tokens
+from gpu_lane.model_info import keep_model_info
 from gpu_lane.sheet import Sheet
 from kvferry.base.errors import StoreError
 from kvferry.embedded.program import ServerBinary, find_server
 
-__all__ = ["HALVES", "LIMITS_S", "PROFILES", "Options", "run", "run_part"]
+__all__ = ["DOORS", "HALVES", "LIMITS_S", "PROFILES", "Options", "run", "run_part"]
 
 # Seconds. In each half the part that says most comes first.
-LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 250, "same": 45}
+LIMITS_S = {"check": 90, "hits": 215, "client": 80, "blocks": 25, "documents": 255, "same": 45}
 HALVES = {
     "1": ("check", "hits", "client", "blocks"),
     "2": ("documents", "same"),
@@ -118,6 +119,13 @@ PROFILES = {
 }
 
 
+# What a hit in memory costs, beside vLLM's own tier: two minutes.
+PROFILES["memory"] = replace(
+    PROFILES["gpu"],
+    sizes=replace(PROFILES["gpu"].sizes, lengths={8192: 3, 40_000: 2}, memory_gb=8.0, small_gb=0.0),
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """What was asked for.
@@ -128,6 +136,7 @@ class Options:
         out: Where results go.
         python: The engines' interpreter.
         slow: Limits are so many times longer, for a machine that is slow or busy.
+        doors: Those of `hits`.
     """
 
     profile: str
@@ -135,6 +144,7 @@ class Options:
     out: Path
     python: Path
     slow: float = 1.0
+    doors: Sequence[str] = DOORS
 
     @property
     def device(self) -> str:
@@ -150,6 +160,7 @@ def run(options: Options) -> int:
         limit_s = LIMITS_S[part] * options.slow
         words = [sys.executable, "-u", "-m", "gpu_lane", "part", part, "--out", options.out]
         words += ["--profile", options.profile, "--python", options.python, "--slow", options.slow]
+        words += ["--doors", ",".join(options.doors)]
         began = time.monotonic()
         process = subprocess.Popen([str(word) for word in words], start_new_session=True)
         try:
@@ -173,6 +184,7 @@ def run_part(part: str, options: Options) -> None:
     sheet = Sheet(options.out, part, LIMITS_S[part] * options.slow)
     logs = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    keep_model_info(os.environ)
     with tempfile.TemporaryDirectory(prefix="gpu-lane-") as folder:
         longest = max(*profile.sizes.lengths, profile.sizes.document) + 512
         model = write_model(Path(folder, "model"), profile.model, longest)
@@ -200,7 +212,7 @@ def run_part(part: str, options: Options) -> None:
         sizes = profile.sizes
         todo: dict[str, Callable[[], None]] = {
             "check": lambda: _check(sheet, lane, LIMITS_S[part] * options.slow),
-            "hits": lambda: hits(sheet, lane, find_server(), sizes),
+            "hits": lambda: hits(sheet, lane, find_server(), sizes, options.doors),
             "client": lambda: client(sheet, _servers(), profile.value_bytes, profile.values),
             "blocks": lambda: blocks(sheet, options.device, profile.chunks, 7),
             "documents": lambda: documents(sheet, lane, find_server(), sizes),

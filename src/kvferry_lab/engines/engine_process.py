@@ -45,6 +45,7 @@ _DRIVER = Path(__file__).with_name("engine_script.py")
 _READ_BYTES = 1 << 20
 _LAST_LINES = 25
 _END_S = 20.0
+_STATUS_S = 2.0
 
 
 class EngineError(KVFerryError):
@@ -281,7 +282,7 @@ class EngineProcess(EngineChild):
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise self._failed("the engine's process has ended") from error
+            raise self._ended_itself() from error
 
     def _receive(self, limit_s: float | None) -> Any:
         limit_s = self._limit_s if limit_s is None else limit_s
@@ -295,10 +296,15 @@ class EngineProcess(EngineChild):
                 raise self._failed(f"no answer within {limit_s} s")
             read = os.read(out, _READ_BYTES)
             if not read:
-                raise self._failed("the engine's process has ended")
+                raise self._ended_itself()
             self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer = json.loads(line)
         if "error" in answer:
             raise self._failed(answer["error"])
         return answer["ok"]
+
+    def _ended_itself(self) -> EngineError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STATUS_S)  # it has closed its output
+        return self._failed(f"the engine's process has ended, status {self._process.returncode}")

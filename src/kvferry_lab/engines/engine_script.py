@@ -26,6 +26,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +128,7 @@ def main() -> None:
             do: Callable[..., Json] = getattr(driver, name)
             answer = {"ok": do(**asked)}
         except Exception as error:
+            traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
