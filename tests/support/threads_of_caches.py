@@ -99,7 +99,7 @@ def deleting_what_a_clear_has_left_fails(fault: Fault) -> None:
         until(lambda: generations.known, LIMIT_S)  # it goes on to follow
         assert newest.mark.half == b"7" * 8
         fault.over()
-        until(lambda: not generations.deleting and store.deleted == 1, LIMIT_S)
+        until(lambda: not generations._deletions and store.deleted == 1, LIMIT_S)
 
 
 @scenario("awake")

@@ -301,11 +301,6 @@ class StoreGenerations:
             self._start()
             self._wake.notify_all()
 
-    @property
-    def deleting(self) -> int:
-        """How many clears have left something to delete."""
-        return len(self._deletions)
-
     def close(self) -> None:
         """Ask and delete nothing any more."""
         with self._lock:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,8 @@ def _store(
         return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size), own)
     if own.max_capacity_gb is not None:
         raise ConfigError("max_capacity_gb is for file://; a server has its own limit (maxmemory)")
-    config, serde = _client_config(own, client), _first_serde(own)
-
-    def open_redis(space: Space) -> Connector:
-        return RedisConnector(space, config, serde=serde)
-
+    config = _client_config(own, client)
+    open_redis = partial(RedisConnector, config=config, serde=_first_serde(own))
     return open_redis, config.address, "redis"
 
 
@@ -151,11 +149,7 @@ def _of_spec(
         spec["serde"] = _first_serde(own)
     elif own.remote_serde != "naive":
         raise ConfigError(f"remote_serde is for servers, not for {store.type} stores; leave it out")
-
-    def open_spec(space: Space) -> Connector:
-        return load_connector(spec, space)
-
-    return open_spec, store.address, store.name or store.type
+    return partial(load_connector, spec), store.address, store.name or store.type
 
 
 def _client_config(own: VllmTierSettings, client: dict[str, Any]) -> ClientConfig:
