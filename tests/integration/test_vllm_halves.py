@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvferry.cache.steps import finish
 from kvferry.chunks.prompt import read_prompt
 from kvferry.integrations.vllm.connector.ranks import RankFinder, address
 from support import clock
@@ -50,7 +51,7 @@ def ready(vllm: Vllm) -> None:
     """Wait until the store is reached, and has said its generation."""
     store = vllm.engine.tiers[0]
     wait_for("the store", lambda: store.tier.connector.available)
-    assert store.generations.wait(time.monotonic() + SOON_S)
+    assert finish(store.generations.waiting(time.monotonic() + SOON_S))
 
 
 def test_what_one_saved_another_loads(vllm: Vllm) -> None:

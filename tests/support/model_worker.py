@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from kvferry import Identity, KVLayout
 from kvferry.server import Client
-from kvferry.testing.transformer import Transformer, TransformerConfig
+from kvferry_lab.transformer import Transformer, TransformerConfig
 
 MODEL = TransformerConfig(layers=2, d_model=64, heads=4, kv_heads=2, d_ff=128, page_tokens=16)
 LAYOUT = KVLayout(

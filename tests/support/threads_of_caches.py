@@ -19,6 +19,7 @@ from kvferry.base.threads import Guarded
 from kvferry.cache.cost.learning import Speeds
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.load.retriever import Retriever
+from kvferry.cache.steps import finish
 from kvferry.cache.store import process_breaks
 from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.cache.store.writer import Writer
@@ -70,7 +71,7 @@ def misses_then_knows(generations: StoreGenerations, fault: Fault) -> None:
     with closing(generations):
         fault.met(3)
         began = clock.now_s()
-        assert not generations.wait(time.monotonic() + 60)
+        assert not finish(generations.waiting(time.monotonic() + 60))
         assert clock.now_s() - began < SOON_S
         assert not generations.known
         fault.over()
@@ -98,7 +99,7 @@ def deleting_what_a_clear_has_left_fails(fault: Fault) -> None:
         until(lambda: generations.known, LIMIT_S)  # it goes on to follow
         assert newest.mark.half == b"7" * 8
         fault.over()
-        until(lambda: not generations.deleting and store.deleted == 1, LIMIT_S)
+        until(lambda: not generations._deletions and store.deleted == 1, LIMIT_S)
 
 
 @scenario("awake")

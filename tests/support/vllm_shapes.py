@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvferry.integrations.vllm.blocks.copier import BlockCopier
+
 
 @dataclass
 class PrefillStats:
@@ -111,7 +113,7 @@ class SchedulerStep:
         return self
 
 
-class PlainCopier:
+class PlainCopier(BlockCopier):
     """Blocks that are rows of bytes, one for each layer."""
 
     def __init__(self, blocks: int, layers: int, layer_bytes: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kvferry.base.threads import failures
+from kvferry.cache.steps import finish
 from kvferry.cache.store.generations import NewestMark, StoreGenerations
 from kvferry.chunks.generation import Mark
 from support.stamps import until
@@ -39,7 +40,7 @@ def test_a_store_that_is_away_is_not_asked_until_it_is_back() -> None:
     generations = StoreGenerations("store", cast(Any, store), NewestMark(int))
     try:
         for _ in range(30):  # whoever wants to read would have it asked at once
-            generations.wait(time.monotonic() + 0.2)
+            finish(generations.waiting(time.monotonic() + 0.2))
             time.sleep(0.05)
         assert store.asked == 0
         assert not generations.known
@@ -104,7 +105,7 @@ def test_a_plug_in_that_raises_is_asked_again_and_nothing_is_believed_meanwhile(
         until(lambda: generations.known and newest.mark.half == b"3" * 8, 30)
         store.breaks = error
         until(lambda: not generations.known, 30)
-        assert not generations.wait(time.monotonic() + 0.2)
+        assert not finish(generations.waiting(time.monotonic() + 0.2))
         store.value = Mark(4, b"4" * 8).encode()  # others have cleared
         store.breaks = None
         until(lambda: generations.known, 30)

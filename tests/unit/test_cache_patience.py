@@ -433,10 +433,11 @@ def test_a_lookup_says_what_is_worth_loading(bench: Callable[..., Bench]) -> Non
         made = bench(percent)
         for _ in range(12):
             made.ask(made.prompt())
-        found = made.retriever.look(made.prompt(), None, 1e9, touch=True)
+        found = finish(made.retriever.looking(made.prompt(), None, 1e9, touch=True))
         assert found.worth_tokens == worth * SIZE
         prompt = made.prompt(stored=False)
-        assert made.retriever.look(prompt, None, 1e9, touch=True).worth_tokens == 0
+        found = finish(made.retriever.looking(prompt, None, 1e9, touch=True))
+        assert found.worth_tokens == 0
 
 
 def test_a_store_that_keeps_losing_is_said_to_now_and_then(
@@ -455,6 +456,6 @@ def test_a_store_that_keeps_losing_is_said_to_now_and_then(
     assert re.search(r"computing takes 1000 ms, so it pays from 25\.[23] MB/s on", said), said
     slow.clock.now += 700
     for _ in range(3):
-        slow.retriever.look(slow.prompt(), None, 1e9, touch=True)
+        finish(slow.retriever.looking(slow.prompt(), None, 1e9, touch=True))
         slow.ask(slow.prompt())
     assert len(caplog.records) <= 2

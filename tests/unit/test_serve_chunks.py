@@ -9,10 +9,10 @@ from kvferry.base.errors import UsageError
 np = pytest.importorskip("numpy")
 
 from kvferry import Identity, KVLayout, TieredCache  # noqa: E402
-from kvferry.testing.transformer import Transformer, TransformerConfig, encode  # noqa: E402
 from kvferry_lab.serve.app import text_of  # noqa: E402
 from kvferry_lab.serve.batcher import Batcher, Pace  # noqa: E402
 from kvferry_lab.serve.chunks import SequenceChunks  # noqa: E402
+from kvferry_lab.transformer import Transformer, TransformerConfig, encode  # noqa: E402
 
 CONFIG = TransformerConfig(
     layers=2, d_model=32, heads=1, kv_heads=1, d_ff=64, page_tokens=16, window_pages=2

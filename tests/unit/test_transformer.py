@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvferry.testing.transformer import (
+from kvferry_lab.transformer import (
     VOCABULARY,
     KVCache,
     Transformer,
@@ -20,8 +20,8 @@ from kvferry.testing.transformer import (
     from_bfloat16,
     to_bfloat16,
 )
-from kvferry.testing.transformer import _rotate as rotate
-from kvferry.testing.transformer import _rotation as rotation
+from kvferry_lab.transformer import _rotate as rotate
+from kvferry_lab.transformer import _rotation as rotation
 
 PROMPT = encode("A chunk is the KV of a fixed number of consecutive tokens.")  # 59 tokens
 SMALL = TransformerConfig(layers=3, d_model=64, heads=8, kv_heads=2, d_ff=96, page_tokens=16)
@@ -138,7 +138,7 @@ def test_positions_are_relative_within_rotation() -> None:
 
 def test_a_seed_gives_the_same_model_in_every_process() -> None:
     code = (
-        "import hashlib; from kvferry.testing.transformer import *;"
+        "import hashlib; from kvferry_lab.transformer import *;"
         f"model = Transformer({SMALL!r}, seed=7);"
         f"_, logits = model.generate({PROMPT!r}, model.new_cache(80), 4);"
         "print(hashlib.sha256(logits.tobytes()).hexdigest())"

@@ -45,9 +45,9 @@ def write(folder: Path, content: bytes, name: str = "adapter_model.safetensors")
     return folder
 
 
-def hashes(lora: Any) -> bytes | None:
+def hashes(lora: Any, of_engine: Adapters) -> bytes | None:
     """Of a request with an adapter; None: it is not cached."""
-    made = request_hashes(EngineRequest("r", TOKENS, lora_request=lora), SIZE)
+    made = request_hashes(EngineRequest("r", TOKENS, lora_request=lora), SIZE, adapters=of_engine)
     return None if made is None else made.of(TOKENS)
 
 
@@ -125,17 +125,18 @@ def test_an_adapter_that_is_loaded_anew_has_names_of_its_own(
     """And as long as it is not, nobody knows what the engine has."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     path, change = way(tmp_path)
-    old = hashes(Lora("x", 1, path))
+    engine = Adapters()
+    old = hashes(Lora("x", 1, path), engine)
     assert old is not None
-    assert hashes(Lora("x", 1, path)) == old
+    assert hashes(Lora("x", 1, path), engine) == old
     change()
-    assert hashes(Lora("x", 1, path)) is None
-    assert hashes(Lora("x", 1, path)) is None
+    assert hashes(Lora("x", 1, path), engine) is None
+    assert hashes(Lora("x", 1, path), engine) is None
     assert caplog.text.count("not those that were loaded: its requests are not cached") == 1
-    new = hashes(Lora("x", 2, path))
+    new = hashes(Lora("x", 2, path), engine)
     assert new is not None
     assert new[:16] != old[:16]
-    assert hashes(Lora("x", 3, path, load_inplace=True)) == new
+    assert hashes(Lora("x", 3, path, load_inplace=True), engine) == new
 
 
 def test_an_adapter_is_read_once_for_each_load(tmp_path: Path) -> None:

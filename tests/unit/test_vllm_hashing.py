@@ -11,6 +11,7 @@ import pytest
 
 from kvferry.chunks.keys import DIGEST_BYTES, chunk_hashes
 from kvferry.integrations.vllm.connector.request_hashes import request_hashes, request_salt
+from kvferry.integrations.vllm.lora_adapters import Adapters, LoadedAdapter, _Look
 from kvferry.integrations.weights import fingerprint
 
 SIZE = 8
@@ -34,8 +35,16 @@ def image(identifier: str | None, offset: int, length: int, modality: str = "ima
     return SimpleNamespace(identifier=identifier, mm_position=place, modality=modality)
 
 
+class Named(Adapters):
+    """Adapters whose content is what their path says."""
+
+    def of(self, lora: Any) -> LoadedAdapter:
+        path = str(lora.lora_path)
+        return LoadedAdapter(f"digest of {path}", path, 1, _Look("", ()), self, "")
+
+
 def hashes_of(request: Request, tokens: list[int] | None = None) -> bytes:
-    made = request_hashes(request, SIZE, lora_digest=lambda path: f"digest of {path}")
+    made = request_hashes(request, SIZE, adapters=Named())
     assert made is not None
     return made.of(TOKENS if tokens is None else tokens)
 
@@ -99,16 +108,16 @@ def test_salts_cannot_imitate_each_other() -> None:
         request_salt(Request()),
         request_salt(Request(cache_salt="a")),
         request_salt(Request(cache_salt="a\0lora\0b")),
-        request_salt(Request(cache_salt="a", lora_request=lora("b", "c")), str),
-        request_salt(Request(lora_request=lora("ab", "c")), str),
-        request_salt(Request(lora_request=lora("a", "bc")), str),
+        request_salt(Request(cache_salt="a", lora_request=lora("b", "c")), "c"),
+        request_salt(Request(lora_request=lora("ab", "c")), "c"),
+        request_salt(Request(lora_request=lora("a", "bc")), "bc"),
     }
     assert len(salts) == 6
 
 
 def test_an_adapter_whose_files_change_is_another_one() -> None:
     request = Request(lora_request=lora("x", "/a"))
-    assert request_salt(request, lambda path: "one") != request_salt(request, lambda path: "two")
+    assert request_salt(request, "one") != request_salt(request, "two")
 
 
 def test_an_adapter_is_known_by_its_files_and_not_by_where_they_lie(tmp_path: Any) -> None:
@@ -118,7 +127,8 @@ def test_an_adapter_is_known_by_its_files_and_not_by_where_they_lie(tmp_path: An
         folder.mkdir()
         (folder / "adapter_config.json").write_bytes(b"{}")
         (folder / "adapter_model.safetensors").write_bytes(content)
-        salts.append(request_salt(Request(lora_request=lora("x", str(folder)))))
+        request = Request(lora_request=lora("x", str(folder)))
+        salts.append(request_salt(request, fingerprint(str(folder))))
     assert salts[0] == salts[1] != salts[2]
 
 
@@ -127,27 +137,27 @@ def test_an_adapter_whose_files_cannot_be_read_is_not_cached_until_they_can(
 ) -> None:
     """Its name and path are no sign of what the engine has loaded."""
     folder = tmp_path / "adapter"
-    request = Request(lora_request=lora("x", str(folder)))
-    assert request_hashes(request, SIZE) is None
-    assert request_hashes(request, SIZE) is None
+    request, adapters = Request(lora_request=lora("x", str(folder))), Adapters()
+    assert request_hashes(request, SIZE, adapters=adapters) is None
+    assert request_hashes(request, SIZE, adapters=adapters) is None
     assert caplog.text.count("its requests are not cached") == 1
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(b"now")
-    made = request_hashes(request, SIZE)
+    made = request_hashes(request, SIZE, adapters=adapters)
     assert made is not None
     first = made.of(TOKENS)
     (folder / "adapter_model.safetensors").write_bytes(b"another one")
-    assert request_hashes(request, SIZE) is None, "the engine has the old one in its memory"
+    assert request_hashes(request, SIZE, adapters=adapters) is None, (
+        "the engine has the old one in its memory"
+    )
     assert caplog.text.count("not those that were loaded: its requests are not cached") == 1
     request.lora_request.lora_int_id = 2  # loaded anew
-    again = request_hashes(request, SIZE)
+    again = request_hashes(request, SIZE, adapters=adapters)
     assert again is not None
     assert shared_chunks(first, again.of(TOKENS)) == 0
 
 
-def test_an_adapter_is_read_once_as_long_as_its_files_do_not_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_is_read_once_as_long_as_its_files_do_not_change(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"large")
     read: list[str] = []
 
@@ -155,9 +165,9 @@ def test_an_adapter_is_read_once_as_long_as_its_files_do_not_change(
         read.append(path)
         return fingerprint(path)
 
-    monkeypatch.setattr("kvferry.integrations.vllm.connector.request_hashes.fingerprint", counted)
+    adapters = Adapters(counted)
     for _ in range(3):
-        request_hashes(Request(lora_request=lora("x", str(tmp_path))), SIZE)
+        request_hashes(Request(lora_request=lora("x", str(tmp_path))), SIZE, adapters=adapters)
     assert len(read) == 1
 
 

@@ -253,10 +253,8 @@ def test_the_element_type(cache: str, model: str, named: str) -> None:
 
 
 def test_an_integration_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    integration = versions.Integration(
-        "tier", "0.22.1", ("json:loads", "json:JSONDecoder.nothing|none", "nix:x")
-    )
-    monkeypatch.setattr(versions, "INTEGRATIONS", {"tier": integration})
+    needs = ("json:loads", "json:JSONDecoder.nothing|none", "nix:x")
+    monkeypatch.setattr(versions, "NEEDS", {"tier": needs})
     assert versions.missing("tier") == ["json:JSONDecoder.nothing|none", "nix:x"]
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.9.2")
     with pytest.raises(UsageError, match=r"vLLM 0\.9\.2 is older than .* JSONDecoder\.nothing or"):
@@ -269,9 +267,7 @@ def test_an_integration_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(versions, "vllm_version", lambda: "")
     with pytest.raises(UsageError, match="not installed"):
         versions.need("tier")
-    monkeypatch.setattr(
-        versions, "INTEGRATIONS", {"tier": versions.Integration("tier", "0.22.1", ("json:loads",))}
-    )
+    monkeypatch.setattr(versions, "NEEDS", {"tier": ("json:loads",)})
     versions.need("tier")
 
 

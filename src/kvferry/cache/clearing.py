@@ -50,6 +50,7 @@ class Clearing:
     Attributes:
         tiers: Of the cache.
         newest: The mark of everybody's generation.
+        own: The half of this engine.
         unopened: Stores of the settings that could not be opened, with the reason.
         sharing: Tells instances of a clear, for some time at most, and says who could not be
             reached, if nobody was.
@@ -61,7 +62,7 @@ class Clearing:
         self.unopened: dict[str, str] = {}
         self.sharing: Callable[[], str] | None = None
         self._memory = memory
-        self._own = named(weights_version)
+        self.own = named(weights_version)
         self._stale: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._first_until = time.monotonic() + _FIRST_S
@@ -72,14 +73,9 @@ class Clearing:
         return self.newest.mark.half
 
     @property
-    def own(self) -> bytes:
-        """The half of this engine."""
-        return self._own
-
-    @property
     def generation(self) -> bytes:
         """What prompts are hashed with from now on."""
-        return joined(self._own, self.shared)
+        return joined(self.own, self.shared)
 
     def is_current(self, generation: bytes) -> bool:
         """Whether a prompt that was read under this generation may hit, and be stored."""
@@ -107,15 +103,15 @@ class Clearing:
     def clear(self, weights_version: str | None) -> int:
         """Begin another generation of this cache; how many chunks memory forgot."""
         with self._lock:
-            ended = self._own
-            self._own = after_clear(weights_version)
-            own = self._own
+            ended = self.own
+            self.own = after_clear(weights_version)
+            own = self.own
         return self.end(ended, own)
 
     def end(self, ended: bytes, own: bytes) -> int:
         """Take `own` for this cache's half; `ended` is stale. How many chunks memory forgot."""
         with self._lock:
-            self._own = own
+            self.own = own
             if ended != own:
                 self._stale[ended] = None
                 self._stale.pop(own, None)

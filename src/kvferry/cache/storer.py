@@ -42,25 +42,23 @@ class Storer:
 
     Args:
         memory, stores, metrics: Of the cache.
+        receipts: Told what becomes of what is stored.
         copy_threads: Threads that copy from buffers into memory.
         keep: Whether chunks stay in memory when the stores have them.
-
-    Attributes:
-        receipts: What becomes of what is stored; None: nobody wants to know.
     """
-
-    receipts: Receipts | None = None
 
     def __init__(
         self,
         memory: Memory,
         stores: Sequence[StoreTier],
         metrics: CacheMetrics,
+        receipts: Receipts,
         copy_threads: int,
         *,
         keep: bool,
     ) -> None:
         self._memory = memory
+        self._receipts = receipts
         self._stores = stores
         self._metrics = metrics
         self._copy_threads = copy_threads
@@ -87,7 +85,8 @@ class Storer:
         if shed:
             self._metrics.shed(_SHED, shed)
         if not reserved.chunks:
-            self._open(Receipt(given, 0, 0, prompt.chunk_size, _SHED if shed else "", began), [])
+            receipt = Receipt(given, 0, 0, prompt.chunk_size, _SHED if shed else "", began)
+            self._receipts.open(receipt, [])
             return Stored(chunks=0, known=known, shed=shed)
         try:
             buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
@@ -100,15 +99,6 @@ class Storer:
             raise
         done, queued, dropped = self.written(prompt, reserved, given, began)
         return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
-
-    def _open(self, receipt: Receipt, stores: list[str]) -> None:
-        if self.receipts is not None:
-            self.receipts.open(receipt, stores)
-
-    def _settler(self, receipt: Receipt, store: StoreTier) -> Callable[[int, str], object]:
-        if self.receipts is None:
-            return lambda count, why: None
-        return partial(self.receipts.settle, receipt, store.tier.name)
 
     def written(
         self,
@@ -137,7 +127,7 @@ class Storer:
         )
         if not stores and self._keep:
             receipt.here = receipt.brought = done = self._memory.commit(reserved.id)
-            self._open(receipt, [])
+            self._receipts.open(receipt, [])
             return done, {}, {}
         try:
             views = self._memory.views(reserved.handles)
@@ -151,9 +141,9 @@ class Storer:
         hold = Hold(self._leaver(prompt, reserved.chunks, lease))
         queued: dict[str, int] = {}
         dropped: dict[str, int] = {}
-        self._open(receipt, [store.tier.name for store in stores])
+        self._receipts.open(receipt, [store.tier.name for store in stores])
         for store in stores:
-            settled = self._settler(receipt, store)
+            settled = partial(self._receipts.settle, receipt, store.tier.name)
             accepted = store.writer.offer(
                 WriteJob(prompt, reserved.chunks, views, hold.share(), settled)
             )

@@ -179,8 +179,9 @@ class TieredCache(Cache):
             lambda prompt: self.named.of(prompt) if self.named is not None else (),
         )
         keep = self.config.local_cpu
-        self.storer = Storer(self.memory, self.tiers, self.metrics, copy_threads, keep=keep)
-        self.storer.receipts = self._meter.receipts
+        self.storer = Storer(
+            *(self.memory, self.tiers, self.metrics, self._meter.receipts, copy_threads), keep=keep
+        )
         self.reader = Reader(
             *(self.memory, self._retriever, self._meter, self.layout, self.storer), keep=keep
         )

@@ -16,7 +16,7 @@ A namespace has no life of its own: it lasts as long as its client, and costs no
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.client.batch import BatchResult, Operation, ValueFrame, Verb
@@ -40,14 +40,20 @@ class Awaits(Protocol):
     def presence(self, keys: Sequence[Key]) -> list[bool | None]: ...
 
 
-class _Namespace:
+Below = TypeVar("Below", bound="Performs | Awaits")
+
+
+class _Namespace(Generic[Below]):
     """What the blocking and the asyncio namespace share: names and checks."""
 
-    def __init__(self, prefix: str, identity: bytes, value_size_bytes: int) -> None:
+    def __init__(
+        self, client: Below, *, prefix: str, identity: bytes, value_size_bytes: int
+    ) -> None:
         if not isinstance(prefix, str):
             raise UsageError(f"a prefix is a str, not {type(prefix).__name__}")
         self._prefix_bytes = encode_key(prefix) if prefix else b""
         self._frame = ValueFrame(identity, value_size_bytes)
+        self.client: Below = client
         self.prefix = prefix
         self.identity = identity
         self.value_size_bytes = value_size_bytes
@@ -57,6 +63,11 @@ class _Namespace:
             f"<{type(self).__name__} {self.prefix!r} of {self.value_size_bytes} bytes, "
             f"identity {self.identity.hex()}>"
         )
+
+    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
+        """See `RedisClient.presence`. Of a striped value the first stripe decides, which is stored
+        last: what is probably there may still be a MISS."""
+        return self.client.presence(self._keys(keys))
 
     def _framed(self, operation: Operation) -> Operation:
         """The operation of the client that is below."""
@@ -96,7 +107,7 @@ class _Namespace:
         return views
 
 
-class CacheNamespace(_Namespace, KeyMethods):
+class CacheNamespace(_Namespace[Performs], KeyMethods):
     """A cache namespace of a `RedisClient`, whose methods, results and errors it shares.
 
     What differs: a get also says CORRUPT (`CorruptError`) of what is not the value that was stored,
@@ -115,35 +126,14 @@ class CacheNamespace(_Namespace, KeyMethods):
         UsageError: The identity is no digest, or no value can have that length.
     """
 
-    def __init__(
-        self, client: Performs, *, prefix: str, identity: bytes, value_size_bytes: int
-    ) -> None:
-        super().__init__(prefix, identity, value_size_bytes)
-        self.client = client
-
     def perform(self, operation: Operation) -> BatchResult:
         """See `BatchMethods`."""
         return self.client.perform(self._framed(operation))
 
-    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
-        """See `RedisClient.presence`. Of a striped value the first stripe decides, which is stored
-        last: what is probably there may still be a MISS."""
-        return self.client.presence(self._keys(keys))
 
-
-class AsyncCacheNamespace(_Namespace, AwaitedKeyMethods):
+class AsyncCacheNamespace(_Namespace[Awaits], AwaitedKeyMethods):
     """`CacheNamespace` for asyncio, over an `AsyncRedisClient`: the same, awaited."""
-
-    def __init__(
-        self, client: Awaits, *, prefix: str, identity: bytes, value_size_bytes: int
-    ) -> None:
-        super().__init__(prefix, identity, value_size_bytes)
-        self.client = client
 
     async def perform(self, operation: Operation) -> BatchResult:
         """See `BatchMethods`."""
         return await self.client.perform(self._framed(operation))
-
-    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
-        """See `CacheNamespace.presence`; nothing to await."""
-        return self.client.presence(self._keys(keys))

@@ -27,7 +27,12 @@ _NO_ROOM_WORDS = tuple(map(os.strerror, _NO_ROOM))
 
 
 class CallJob:
-    """A call that a thread will make; also its ticket."""
+    """A call that a thread will make; also its ticket.
+
+    Attributes:
+        arrived: Set by the call while it runs: how many leading keys have final buffers.
+        cancelled: Nobody waits for the result any more.
+    """
 
     def __init__(self, call: Callable[[float], BatchResult], count: int, limit_s: float) -> None:
         self.id = 0
@@ -38,11 +43,12 @@ class CallJob:
         self._started = time.monotonic()
         self._done = threading.Event()
         self._result: BatchResult | None = None
-        self._cancelled = False
+        self.arrived = 0
+        self.cancelled = False
 
     def run(self) -> None:
         left_s = self._started + self._limit_s - time.monotonic()
-        if self._cancelled:
+        if self.cancelled:
             self.end(Status.CANCELLED)
         elif left_s <= 0:
             self.end(Status.TIMEOUT, f"it waited for a thread for {self._limit_s:g} s")
@@ -63,7 +69,7 @@ class CallJob:
         return self._result if self._done.wait(max(0.0, timeout_s)) else None
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self.cancelled = True
 
     @property
     def done(self) -> bool:
@@ -71,7 +77,7 @@ class CallJob:
 
     @property
     def prefix_len(self) -> int:
-        return self._result.prefix_len if self.done and self._result is not None else 0
+        return self._result.prefix_len if self._result is not None else self.arrived
 
 
 class CallQueue:

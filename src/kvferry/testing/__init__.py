@@ -1,4 +1,4 @@
-"""What tests need that are about kvferry: a suite for connectors, and a real transformer in NumPy.
+"""What tests need that are about kvferry: a suite for connectors.
 
 A pytest plugin, so that what fails in the suite says what was compared:
 

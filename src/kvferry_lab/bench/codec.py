@@ -22,9 +22,9 @@ from kvferry import _native
 from kvferry.base.errors import CorruptError, UsageError
 from kvferry.cli.table import console, number, table
 from kvferry.connectors.serde import CODECS, number_of_fp8
-from kvferry.testing.transformer import F32, KVCache, Transformer, TransformerConfig, from_bfloat16
 from kvferry_lab.demo.demo_prompt import load_prompt
 from kvferry_lab.output import machine_facts, machine_line
+from kvferry_lab.transformer import F32, KVCache, Transformer, TransformerConfig, from_bfloat16
 
 __all__ = ["content_of", "figures", "measure", "measure_loss", "say"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import kvferry
 from kvferry.base.errors import UsageError
-from kvferry.testing.transformer import encode
+from kvferry_lab.transformer import encode
 
 __all__ = ["DemoPrompt", "load_prompt"]
 

@@ -13,8 +13,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from kvferry.testing.transformer import F32, KVCache, Transformer
 from kvferry_lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
+from kvferry_lab.transformer import F32, KVCache, Transformer
 
 __all__ = ["ReaderReport", "read"]
 

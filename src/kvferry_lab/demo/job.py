@@ -10,7 +10,7 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
 from kvferry.config.tuning import CacheTuning
 from kvferry.sharing import TieredCache
-from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig
+from kvferry_lab.transformer import KVCache, Transformer, TransformerConfig
 
 __all__ = ["DemoJob", "chunk_buffers", "open_cache", "warm_up"]
 

@@ -22,7 +22,6 @@ from kvferry.cache.store.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
 from kvferry.sharing import TieredCache
-from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.demo.clients import ClientSpeed, compare_clients
 from kvferry_lab.demo.demo_prompt import DemoPrompt, load_prompt
@@ -30,6 +29,7 @@ from kvferry_lab.demo.demo_reader import ReaderReport
 from kvferry_lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
 from kvferry_lab.output import machine_facts
 from kvferry_lab.servers.same_host import tcp_config
+from kvferry_lab.transformer import Transformer, TransformerConfig
 
 __all__ = ["SMALL", "DemoResult", "DemoSettings", "run_demo"]
 

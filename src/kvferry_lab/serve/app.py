@@ -24,9 +24,9 @@ from starlette.types import ASGIApp
 
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Bodies
-from kvferry.testing.transformer import BOS, VOCABULARY, encode
 from kvferry_lab.serve.batcher import Batcher
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Running, Token
+from kvferry_lab.transformer import BOS, VOCABULARY, encode
 
 __all__ = ["make_app", "text_of"]
 

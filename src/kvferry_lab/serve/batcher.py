@@ -24,9 +24,9 @@ import numpy as np
 from kvferry.cache import TieredCache
 from kvferry.cache.cost.prefill import Coefficients
 from kvferry.chunks.prompt import read_prompt
-from kvferry.testing.transformer import Transformer
 from kvferry_lab.serve.chunks import SequenceChunks
 from kvferry_lab.serve.sequence import Failed, FinishedSequence, Heard, Running, Token
+from kvferry_lab.transformer import Transformer
 
 __all__ = ["Batcher", "Pace"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry.base.errors import UsageError
-from kvferry.testing.transformer import KVCache, TransformerConfig
+from kvferry_lab.transformer import KVCache, TransformerConfig
 
 __all__ = ["SequenceChunks"]
 

@@ -18,7 +18,6 @@ from kvferry.http.listener import HttpListener
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
 from kvferry.sharing import TieredCache
-from kvferry.testing.transformer import Transformer, TransformerConfig
 from kvferry_lab.roi.models import find_model
 from kvferry_lab.roi.rates import read_calibration
 from kvferry_lab.serve.app import make_app
@@ -26,6 +25,7 @@ from kvferry_lab.serve.batcher import Batcher, Pace
 from kvferry_lab.serve.chunks import SequenceChunks
 from kvferry_lab.serve.in_turn import InTurn
 from kvferry_lab.serve.serve_settings import ServeSettings
+from kvferry_lab.transformer import Transformer, TransformerConfig
 
 __all__ = ["metrics_text", "serve_demo", "serving"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvferry.testing.transformer import BOS, F32, KVCache, Transformer
+from kvferry_lab.transformer import BOS, F32, KVCache, Transformer
 
 __all__ = ["Failed", "FinishedSequence", "Heard", "Running", "Token"]
 

@@ -200,11 +200,6 @@ class Decision:
     reason: str
     part: int | None = None
 
-    @property
-    def ttft_s(self) -> float | None:
-        """Predicted time to first token."""
-        return None if self.prefill_s is None else self.load_s + self.prefill_s
-
 
 def decide(
     total_tokens: int,

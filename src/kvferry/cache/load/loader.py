@@ -223,10 +223,6 @@ class Load:
         """See `Loaded.again`."""
         return self._outcome.again
 
-    def finish(self) -> Loaded:
-        """`finishing`, waiting on the spot."""
-        return finish(self.finishing())
-
     def finishing(self) -> Steps[Loaded]:
         """Wait while that pays."""
         brought: dict[Tier, _Brought] = {}

@@ -40,7 +40,7 @@ from kvferry.cache.load.wait_budget import StoreTimes, WaitBudget
 from kvferry.cache.load.window import PendingLoads
 from kvferry.cache.memory import Memory, PagesGone
 from kvferry.cache.results import Lookup
-from kvferry.cache.steps import Steps, finish
+from kvferry.cache.steps import Steps
 from kvferry.cache.store.store_tiers import MEMORY, StoreTier
 from kvferry.cache.store.tier import Tier
 from kvferry.chunks.prompt import Prompt
@@ -340,12 +340,6 @@ class Retriever:
         return copy
 
     # --- Lookups ---
-
-    def look(
-        self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
-    ) -> Lookup:
-        """`looking`, waiting on the spot."""
-        return finish(self.looking(prompt, timeout_s, deadline, touch=touch))
 
     def looking(
         self,

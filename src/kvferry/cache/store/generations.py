@@ -33,7 +33,7 @@ from typing import Protocol, runtime_checkable
 
 from kvferry.base.errors import KVFerryError, UnavailableError
 from kvferry.base.threads import Guarded, noticed
-from kvferry.cache.steps import Polled, Steps, Wait, finish
+from kvferry.cache.steps import Polled, Steps, Wait
 from kvferry.cache.store import process_breaks
 from kvferry.chunks.generation import Mark, read_name
 from kvferry.client.batch import Status
@@ -242,15 +242,11 @@ class StoreGenerations:
             self._wanted = True
             self._wake.notify_all()
 
-    def wait(self, until: float) -> bool:
+    def waiting(self, until: float) -> Steps[bool]:
         """Wait until the mark is `known`, up to a moment of ``time.monotonic``; whether it is.
 
         Nobody waits for a store that did not answer the last time.
         """
-        return finish(self.waiting(until))
-
-    def waiting(self, until: float) -> Steps[bool]:
-        """`wait`, in steps."""
         while not self._is_decided:
             left_s = until - time.monotonic()
             if left_s <= 0:
@@ -304,11 +300,6 @@ class StoreGenerations:
             self._deletions.append(_Deletion(which, ready, time.monotonic()))
             self._start()
             self._wake.notify_all()
-
-    @property
-    def deleting(self) -> int:
-        """How many clears have left something to delete."""
-        return len(self._deletions)
 
     def close(self) -> None:
         """Ask and delete nothing any more."""

@@ -53,12 +53,12 @@ class StoreTier:
         chunk_bytes: int,
         queue_bytes_max: int,
         metrics: CacheMetrics,
+        clearing: Clears,
         *,
         limit_bytes: int | None = None,
         eviction: EvictionConfig | None = None,
         ttl_s: float | None = None,
         lets_go: bool = False,
-        clearing: Clears | None = None,
         coding: Coding | None = None,
         wraps: Callable[[Connector], Connector] = lambda connector: connector,
     ) -> None:
@@ -75,8 +75,7 @@ class StoreTier:
             ratio=eviction.eviction_ratio,
             evicted=lambda count: metrics.count("evicted_chunks", count, name),
         )
-        newest = clearing.newest if clearing is not None else NewestMark(int)
-        self.generations = StoreGenerations(name, connector, newest)
+        self.generations = StoreGenerations(name, connector, clearing.newest)
         self.tier = Tier(
             name,
             wraps(connector),
@@ -124,8 +123,7 @@ class StoreTier:
 
     def _may_read(self, prompt: Prompt, until: float) -> Steps[bool]:
         known = yield from self.generations.waiting(until)
-        clearing = self._clearing
-        return known and (clearing is None or clearing.is_current(prompt.generation))
+        return known and self._clearing.is_current(prompt.generation)
 
     def _wrote(self, chunks: int, took_s: float, reason: str) -> None:
         size_bytes = chunks * self.tier.chunk_bytes
@@ -189,11 +187,11 @@ def open_tiers(
                     size,
                     queue,
                     metrics,
+                    clearing,
                     limit_bytes=store.capacity_bytes,
                     eviction=store.eviction,
                     ttl_s=store.client.ttl_s if store.client is not None else None,
                     lets_go=store.type in ("redis", "memory"),
-                    clearing=clearing,
                     coding=coding,
                     wraps=wraps,
                 )
@@ -201,9 +199,7 @@ def open_tiers(
         for name, connector in connectors.items():
             if name == MEMORY or name in (tier.tier.name for tier in tiers):
                 raise ConfigError(f"two stores have the name {name!r}; rename one")
-            tiers.append(
-                StoreTier(name, connector, size, queue, metrics, clearing=clearing, wraps=wraps)
-            )
+            tiers.append(StoreTier(name, connector, size, queue, metrics, clearing, wraps=wraps))
     except BaseException:
         for tier in tiers:
             tier.close(0.0)

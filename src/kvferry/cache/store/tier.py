@@ -1,6 +1,6 @@
 """L2: one store behind the cache, with what was learnt about it.
 
-A tier answers two questions: how much of a prefix the store has (`probe`, within a limit), and how
+A tier answers two questions: how much of a prefix the store has (`send`, `answer`), and how
 long loading chunks would take (`predict_s`), by how long questions and loads have taken.
 
 A question that is not answered in time is left, see `store.store_answers`: so a store that hangs
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 
 from kvferry.base.errors import KVFerryError
 from kvferry.cache.cost.load_or_compute import UNSEEN, WINS_MAX, FirstByte, LoadModel, Odds
-from kvferry.cache.steps import Polled, Steps, Wait, finish
+from kvferry.cache.steps import Polled, Steps, Wait
 from kvferry.cache.store.capacity import Capacity
 from kvferry.cache.store.store_answers import (
     REASONS,
@@ -103,19 +103,6 @@ class Tier:
         self._measure_at = 0.0
         self._counts = True  # as far as is known
 
-    def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
-        """Ask how much of the prefix from chunk `start` on is there.
-
-        With `touch`, what is there counts as used. `until` is a moment of ``time.monotonic``; a
-        question that is not answered by then is left, and what it took is learnt all the same.
-        """
-
-        def probing() -> Steps[Probe]:
-            asked = yield from self.send(prompt, start, until, touch=touch)
-            return (yield from self.answer(asked))
-
-        return finish(probing())
-
     def send(
         self, prompt: Prompt, start: int, until: float, *, touch: bool = True, whole: bool = False
     ) -> Steps[Asked]:
@@ -188,7 +175,7 @@ class Tier:
             self.capacity.used(asked.prompt.first(asked.start + found), asked.prompt.generation)
 
     def ask(self, prompt: Prompt, start: int) -> None:
-        """Ask as `probe` does, for nobody; when the answer comes, how long it took is learnt."""
+        """Ask as `send` does, for nobody; when the answer comes, how long it took is learnt."""
         if not self.connector.available or self.silent:
             return
         began = time.monotonic()

@@ -38,8 +38,7 @@ __all__ = [
 ]
 
 LINE_BYTES_MAX = 64 << 10
-# One reply with all that is in it, but for payload that goes straight to the caller. A map of all
-# slots fits.
+# One reply with all that is in it, but for payload that goes straight to the caller.
 REPLY_BYTES_MAX = 4 << 20
 REPLY_VALUES_MAX = 200_000
 DEPTH_MAX = 16
@@ -244,7 +243,7 @@ class ReplyParser:
             return NEED_MORE
         self._allow(len(line))
         self._bytes += len(line)
-        return self._consume(line, _leaf(kind, line))
+        return self._consume(line, _LEAVES[kind](line))
 
     def _line(self, bytes_max: int) -> bytes | None:
         """The bytes between the type byte and CRLF; consumes nothing."""
@@ -338,7 +337,3 @@ _LEAVES: dict[int, Callable[[bytes], Reply]] = {
     ord("_"): _null,
     ord("#"): _boolean,
 }
-
-
-def _leaf(kind: int, line: bytes) -> Reply:
-    return _LEAVES[kind](line)

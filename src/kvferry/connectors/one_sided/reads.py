@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
@@ -62,35 +62,6 @@ _NOT_ASKED = "not asked yet"  # as in native/redis/same_host.cpp
 
 class _Elsewhere(UnavailableError):
     """An agent that reads processes of this host is not what it is read by."""
-
-
-class _Progress:
-    """How far a job is: so many leading keys have final buffers; and whether to go on."""
-
-    arrived = 0
-    cancelled = False
-
-
-class _ReadJob(CallJob):
-    """A one-sided read that a thread carries out, as a ticket that says how far it is."""
-
-    def __init__(
-        self,
-        progress: _Progress,
-        call: Callable[[float], BatchResult],
-        count: int,
-        limit_s: float,
-    ) -> None:
-        super().__init__(call, count, limit_s)
-        self._progress = progress
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._progress.cancelled = True
-
-    @property
-    def prefix_len(self) -> int:
-        return super().prefix_len if self.done else self._progress.arrived
 
 
 class _Stripe(NamedTuple):
@@ -154,14 +125,13 @@ class OneSidedConnector(PeerConnector):
         else:
             job.cancel()
 
-    def _put(self, operation: Operation, *, announced: bool) -> _ReadJob | None:
+    def _put(self, operation: Operation, *, announced: bool) -> CallJob | None:
         """A job for the threads; None: it goes over a socket."""
         if self._reached(operation) is None:
             return None
-        progress, count = _Progress(), len(operation.keys)
-        job = _ReadJob(
-            progress,
-            lambda left_s: self._carry_out(progress, operation, left_s),
+        count = len(operation.keys)
+        job = CallJob(
+            lambda left_s: self._carry_out(job, operation, left_s),
             count,
             operation.timeout_s or self._limit_s(count),
         )
@@ -279,7 +249,7 @@ class OneSidedConnector(PeerConnector):
 
     # --- Reading ---
 
-    def _carry_out(self, progress: _Progress, operation: Operation, left_s: float) -> BatchResult:
+    def _carry_out(self, job: CallJob, operation: Operation, left_s: float) -> BatchResult:
         """In a thread: read one-sided, and over a socket what that does not bring."""
         began = time.monotonic()
         keys, statuses = list(operation.keys), bytearray()
@@ -287,10 +257,10 @@ class OneSidedConnector(PeerConnector):
         if contact is not None:
             try:
                 # The other half of the time is for the socket.
-                found = self._read(contact, progress, keys, operation.buffers, began + left_s / 2)
+                found = self._read(contact, job, keys, operation.buffers, began + left_s / 2)
                 for status in found:
                     statuses.append(status)
-                    progress.arrived = len(statuses) - len(statuses.lstrip(b"\0"))
+                    job.arrived = len(statuses) - len(statuses.lstrip(b"\0"))
                     if status is not Status.OK and operation.prefix:
                         found.close()
             except Busy:
@@ -307,26 +277,26 @@ class OneSidedConnector(PeerConnector):
             else:
                 buffers = cast("Sequence[BufferLike]", operation.buffers)[len(statuses) :]
                 rest = replace(rest, keys=keys[len(statuses) :], buffers=buffers)
-            other = self._over_socket(progress, rest)
+            other = self._over_socket(job, rest)
         size = self.space.value_size_bytes
         sizes = [0 if status else size for status in statuses] + list(other.sizes)
         took_s = time.monotonic() - began
         return BatchResult(bytes(statuses) + other.statuses, sizes, took_s, other.error, other.kind)
 
-    def _over_socket(self, progress: _Progress, operation: Operation) -> BatchResult:
+    def _over_socket(self, job: CallJob, operation: Operation) -> BatchResult:
         count = len(operation.keys)
-        if progress.cancelled:
+        if job.cancelled:
             return BatchResult(bytes([Status.CANCELLED]) * count, [0] * count, 0.0)
         if operation.timeout_s is not None and operation.timeout_s <= 0:
             return BatchResult(bytes([Status.TIMEOUT]) * count, [0] * count, 0.0)
         ticket = super().submit(operation)
         while (result := ticket.wait(_LOOK_S)) is None:
-            if progress.cancelled:
+            if job.cancelled:
                 ticket.cancel()
         return result
 
     def _read(
-        self, contact: Contact, progress: _Progress, keys: Sequence[Key], into: Any, until: float
+        self, contact: Contact, job: CallJob, keys: Sequence[Key], into: Any, until: float
     ) -> Generator[Status]:
         """The statuses of leading keys, up to where they are to be read over a socket."""
         count = len(self._extents)
@@ -354,10 +324,10 @@ class OneSidedConnector(PeerConnector):
                     None if None in value else self._target(into, first + index)
                     for index, value in enumerate(values)
                 ]
-                yield from self._values(contact, lease, progress, names, values, targets, until)
+                yield from self._values(contact, lease, job, names, values, targets, until)
             finally:
                 contact.release(lease)
-            if progress.cancelled:
+            if job.cancelled:
                 return
 
     def _target(self, into: Any, index: int) -> memoryview | None:
@@ -372,7 +342,7 @@ class OneSidedConnector(PeerConnector):
         self,
         contact: Contact,
         lease: Lease,
-        progress: _Progress,
+        job: CallJob,
         names: Sequence[bytes],
         values: Sequence[Sequence[Piece | None]],
         targets: Sequence[memoryview | None],
@@ -390,7 +360,7 @@ class OneSidedConnector(PeerConnector):
         sums: list[list[int]] = [[] for _ in names]
         done = 0
         for group in [[], *_grouped(stripes)]:
-            if progress.cancelled:
+            if job.cancelled:
                 return
             pieces = [(one.address, one.target) for one in group]
             soon = min(until, time.monotonic() + _READ_S)

@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvferry.base.errors import CapacityError, ClosedError, UsageError
 from kvferry.client.batch import BatchResult, Operation, Status, ValueFrame, Verb
@@ -33,7 +32,7 @@ from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.names import ChunkNames
 
-__all__ = ["BatchClosedError", "BatchUsageError", "Batches", "FinishedBatch"]
+__all__ = ["BatchClosedError", "BatchUsageError", "Batches", "LmcacheBatch"]
 
 _all: weakref.WeakSet[Batches] = weakref.WeakSet()
 
@@ -46,21 +45,25 @@ class BatchClosedError(ClosedError, RuntimeError):
     """The client is closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedBatch:
-    """One batch that is done.
+class LmcacheBatch:
+    """A batch, until it is done and drained.
 
     Attributes:
         batch_id: From `Batches.submit`.
-        verb: What it did.
+        verb: What it does.
         statuses: One byte for each key, see `kvferry.Status`.
         error: The first error text met, or None.
+        parts: Native batches that it still waits for.
     """
 
-    batch_id: int
-    verb: Verb
-    statuses: bytes
-    error: str | None
+    __slots__ = ("batch_id", "error", "parts", "statuses", "verb")
+
+    def __init__(self, batch_id: int, verb: Verb, count: int) -> None:
+        self.batch_id = batch_id
+        self.verb = verb
+        self.statuses = bytearray(count)
+        self.error: str | None = None
+        self.parts = 0
 
     @property
     def mask(self) -> list[bool]:
@@ -76,27 +79,14 @@ class FinishedBatch:
             return ""
         return f"{told} of {len(self.statuses)} keys" + (f": {self.error}" if self.error else "")
 
-
-class _Batch:
-    __slots__ = ("batch_id", "error", "parts", "statuses", "verb")
-
-    def __init__(self, batch_id: int, verb: Verb, count: int) -> None:
-        self.batch_id = batch_id
-        self.verb = verb
-        self.statuses = bytearray(count)
-        self.error: str | None = None
-        self.parts = 0
-
     def take(self, where: Sequence[int] | None, statuses: bytes, error: str | None) -> None:
+        """The outcome of some keys; `where` None: of all, and what stands behind them is left."""
         if where is None:
             self.statuses[:] = statuses[: len(self.statuses)]
         else:
             for index, status in zip(where, statuses, strict=True):
                 self.statuses[index] = status
         self.error = self.error or error
-
-    def finished(self) -> FinishedBatch:
-        return FinishedBatch(self.batch_id, self.verb, bytes(self.statuses), self.error)
 
 
 _Part = tuple[list[int] | None, Sequence[Key], Sequence[BufferLike] | None, ValueFrame | None]
@@ -115,8 +105,8 @@ class Batches:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._parts: dict[int, tuple[_Batch, list[int] | None]] = {}  # by the native batch's id
-        self._refused: deque[FinishedBatch] = deque()  # those that no native batch completes
+        self._parts: dict[int, tuple[LmcacheBatch, list[int] | None]] = {}  # by native batch
+        self._refused: deque[LmcacheBatch] = deque()  # those that no native batch completes
         self._next_id = 1
         self._closed = False
 
@@ -144,13 +134,13 @@ class Batches:
         with self._lock:
             if self._closed:
                 raise BatchClosedError("the client is closed")
-            batch = _Batch(self._next_id, verb, len(keys))
+            batch = LmcacheBatch(self._next_id, verb, len(keys))
             batch.take(absent, bytes([Status.MISS]) * len(absent), None)
             for where, names, views, frame in parts:
                 self._hand_over(batch, where, names, views, frame)
             self._next_id += 1
             if not batch.parts:
-                self._refused.append(batch.finished())
+                self._refused.append(batch)
                 os.eventfd_write(self.client.event_fd(), 1)
             return batch.batch_id
 
@@ -181,7 +171,7 @@ class Batches:
 
     def _hand_over(
         self,
-        batch: _Batch,
+        batch: LmcacheBatch,
         where: list[int] | None,
         names: Sequence[Key],
         buffers: Sequence[BufferLike] | None,
@@ -199,27 +189,22 @@ class Batches:
             self._parts[native_id] = batch, where
             batch.parts += 1
 
-    def drain(self) -> list[FinishedBatch]:
+    def drain(self) -> list[LmcacheBatch]:
         """Every batch that is done, oldest first. Never blocks; may be empty."""
         with self._lock:
-            done: list[FinishedBatch] = []
+            done: list[LmcacheBatch] = []
             for native_id, result in self.client.drain_completions():
                 self._complete(native_id, result, done)
             while self._refused:
                 done.append(self._refused.popleft())
             return done
 
-    def _complete(self, native_id: int, result: BatchResult, done: list[FinishedBatch]) -> None:
+    def _complete(self, native_id: int, result: BatchResult, done: list[LmcacheBatch]) -> None:
         batch, where = self._parts.pop(native_id)
         batch.take(where, result.statuses, result.error)
         batch.parts -= 1
         if not batch.parts:
-            done.append(batch.finished())
-
-    @property
-    def pending(self) -> int:
-        """Batches of the native client that were not drained."""
-        return len(self._parts)
+            done.append(batch)
 
     def event_fd(self) -> int:
         """Readable while `drain` has something to return."""

@@ -31,7 +31,7 @@ from typing import Any
 from kvferry.client.batch import Status, Verb
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.integrations.lmcache.batches import Batches, FinishedBatch
+from kvferry.integrations.lmcache.batches import Batches, LmcacheBatch
 
 __all__ = ["Completion", "KvferryClient", "LMCacheRedisClient"]
 
@@ -137,7 +137,7 @@ def _list(buffers: Sequence[BufferLike]) -> Sequence[BufferLike]:
     return buffers
 
 
-def _completion(finished: FinishedBatch) -> Completion:
+def _completion(finished: LmcacheBatch) -> Completion:
     mask = finished.mask
     if finished.verb in (Verb.GET, Verb.SET):
         ok = all(mask)

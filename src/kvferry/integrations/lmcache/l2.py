@@ -40,7 +40,7 @@ from kvferry.client.commands import information, primaries, sparing
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
+from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, LmcacheBatch
 
 __all__ = ["KvferryL2Adapter", "key_text"]
 
@@ -223,7 +223,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
                 _log.debug("completions cannot be had: %s", error)
                 return
 
-    def _complete(self, finished: Sequence[FinishedBatch]) -> None:
+    def _complete(self, finished: Sequence[LmcacheBatch]) -> None:
         """LMCache's listeners are told without our lock, and those who wait after them."""
         told: list[Callable[[], None]] = []
         afterwards: list[Callable[[], None]] = []
@@ -247,7 +247,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             except Exception as error:  # a listener's: the others are told all the same
                 noticed("l2", error)
 
-    def _give_up(self, each: FinishedBatch) -> None:
+    def _give_up(self, each: LmcacheBatch) -> None:
         if each.verb is Verb.SET:
             self._stored.setdefault(each.batch_id, L2StoreResult(False, 0))
         elif each.verb is Verb.GET:
@@ -255,7 +255,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         elif each.verb is Verb.TOUCH:
             self._found.setdefault(each.batch_id, Bitmap(len(each.statuses)))
 
-    def _complete_one(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
+    def _complete_one(self, each: LmcacheBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         ok = [key for key, status in zip(keys, each.statuses, strict=True) if status == Status.OK]
         if each.verb is Verb.SET:
             return self._complete_store(each, keys, sizes)
@@ -273,7 +273,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         freed = [self._sizes.pop(key) for key in counted]
         return [lambda: self._notify_keys_deleted(counted, freed)] if counted else []
 
-    def _complete_store(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
+    def _complete_store(self, each: LmcacheBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         stored: list[Any] = []
         added: list[int] = []
         for key, size, status in zip(keys, sizes, each.statuses, strict=True):
@@ -350,7 +350,7 @@ class _ServerUsage:
         return int(used), int(told.get("maxmemory", "0"))
 
 
-def _bitmap(statuses: bytes) -> Any:
+def _bitmap(statuses: Sequence[int]) -> Any:
     bitmap = Bitmap(len(statuses))
     for index, status in enumerate(statuses):
         if status == Status.OK:

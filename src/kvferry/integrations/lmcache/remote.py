@@ -136,8 +136,12 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         return self.batched_contains([key]) == 1
 
     def support_batched_contains(self) -> bool:
-        """Yes."""
+        """Yes, and so with everything that LMCache asks for."""
         return True
+
+    support_batched_async_contains = support_batched_contains
+    support_batched_get = support_batched_get_non_blocking = support_batched_contains
+    support_batched_put = support_ping = support_batched_contains
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
         """How many leading keys are there."""
@@ -156,10 +160,6 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
     async def exists(self, key: Any) -> bool:
         """See `exists_sync`."""
         return await self.batched_async_contains("", [key]) == 1
-
-    def support_batched_async_contains(self) -> bool:
-        """Yes."""
-        return True
 
     async def batched_async_contains(
         self, lookup_id: str, keys: Sequence[Any], pin: bool = False
@@ -197,17 +197,9 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         """The object of this key, or None."""
         return (await self._read([key]))[0]
 
-    def support_batched_get(self) -> bool:
-        """Yes."""
-        return True
-
     async def batched_get(self, keys: Sequence[Any]) -> Objects:
         """An object for each key, or None."""
         return await self._read(keys)
-
-    def support_batched_get_non_blocking(self) -> bool:
-        """Yes."""
-        return True
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> Objects:
         """The objects of the leading keys, up to the first that cannot be had."""
@@ -273,10 +265,6 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         """
         await self.batched_put([key], [memory_obj])
 
-    def support_batched_put(self) -> bool:
-        """Yes."""
-        return True
-
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
         """Store the objects. Raises as `put`, if one of them is not stored."""
         if not keys:
@@ -309,10 +297,6 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         return BatchResult(bytes(statuses), sizes, elapsed_s, error)
 
     # --- Life ---
-
-    def support_ping(self) -> bool:
-        """Yes."""
-        return True
 
     async def ping(self) -> int:
         """0 if the store answers."""

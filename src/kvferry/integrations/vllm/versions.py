@@ -19,12 +19,10 @@ import importlib
 import importlib.metadata
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 
 from kvferry.base.errors import UsageError
 
-__all__ = ["INTEGRATIONS", "TESTED", "Integration", "missing", "need", "vllm_version"]
+__all__ = ["NEEDS", "TESTED", "missing", "need", "vllm_version"]
 
 TESTED = ("0.22.1", "0.32.0")
 
@@ -32,59 +30,31 @@ _OFFLOAD = "vllm.v1.kv_offload"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
-@dataclass(frozen=True)
-class Integration:
-    """A way into vLLM.
-
-    Attributes:
-        name: As in the table.
-        since: The oldest version that was tested.
-        needs: ``module:name`` or ``module:class.attribute`` that must be there; several names,
-            separated by ``|``: one of them.
-    """
-
-    name: str
-    since: str
-    needs: tuple[str, ...]
-
-
-INTEGRATIONS: Mapping[str, Integration] = MappingProxyType(
-    {
-        "tier": Integration(
-            "tier",
-            "0.22.1",
-            (
-                f"{_OFFLOAD}.tiering.base:SecondaryTierManager",
-                f"{_OFFLOAD}.tiering.base:SecondaryTierManager.submit_load",
-                f"{_OFFLOAD}.tiering.base:SecondaryTierManager.get_finished_jobs"
-                f"|SecondaryTierManager.get_finished",
-                f"{_OFFLOAD}.tiering.base:JobResult",
-                f"{_OFFLOAD}.tiering.factory:SecondaryTierFactory.register_tier",
-                f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec",
-            ),
-        ),
-        "connector": Integration(
-            "connector",
-            "0.22.1",
-            (
-                f"{_CONNECTOR}:KVConnectorBase_V1",
-                f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
-                f"{_CONNECTOR}:KVConnectorBase_V1.handle_preemptions",
-                f"{_CONNECTOR}:KVConnectorRole",
-                f"{_CONNECTOR}:SupportsHMA",
-            ),
-        ),
-        "mp": Integration(
-            "mp",
-            "0.22.1",
-            (
-                f"{_CONNECTOR}:KVConnectorBase_V1",
-                f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
-                f"{_CONNECTOR}:KVConnectorRole",
-            ),
-        ),
-    }
-)
+# What each integration finds in vLLM, as ``module:name`` or ``module:class.attribute``; of several
+# names, separated by ``|``, one must be there.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "tier": (
+        f"{_OFFLOAD}.tiering.base:SecondaryTierManager",
+        f"{_OFFLOAD}.tiering.base:SecondaryTierManager.submit_load",
+        f"{_OFFLOAD}.tiering.base:SecondaryTierManager.get_finished_jobs"
+        f"|SecondaryTierManager.get_finished",
+        f"{_OFFLOAD}.tiering.base:JobResult",
+        f"{_OFFLOAD}.tiering.factory:SecondaryTierFactory.register_tier",
+        f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec",
+    ),
+    "connector": (
+        f"{_CONNECTOR}:KVConnectorBase_V1",
+        f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
+        f"{_CONNECTOR}:KVConnectorBase_V1.handle_preemptions",
+        f"{_CONNECTOR}:KVConnectorRole",
+        f"{_CONNECTOR}:SupportsHMA",
+    ),
+    "mp": (
+        f"{_CONNECTOR}:KVConnectorBase_V1",
+        f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
+        f"{_CONNECTOR}:KVConnectorRole",
+    ),
+}
 
 
 def vllm_version() -> str:
@@ -99,7 +69,7 @@ def vllm_version() -> str:
 
 def missing(integration: str) -> list[str]:
     """What an integration needs and the vLLM that is installed does not have."""
-    return [need for need in INTEGRATIONS[integration].needs if not _there(need)]
+    return [need for need in NEEDS[integration] if not _there(need)]
 
 
 def need(integration: str) -> None:
@@ -117,9 +87,7 @@ def need(integration: str) -> None:
             f"kvferry's integration {integration!r} needs vLLM, which is not installed"
         )
     names = ", ".join(re.sub(r"^.*:", "", name).replace("|", " or ") for name in lacking)
-    age = (
-        "is older than" if _key(version) < _key(INTEGRATIONS[integration].since) else "does not fit"
-    )
+    age = "is older than" if _key(version) < _key(TESTED[0]) else "does not fit"
     raise UsageError(
         f"vLLM {version} {age} what kvferry's integration {integration!r} needs: "
         f"it has no {names}; tested with vLLM {' and '.join(TESTED)}"

@@ -171,8 +171,8 @@ def open_peer(
         cache.layout.chunk_bytes,
         0,
         cache.metrics,
+        cache.clearing,
         lets_go=True,
-        clearing=cache.clearing,
         wraps=cache.wraps,
     )
     tier.address = config.host.lower(), config.port

@@ -5,20 +5,18 @@ ids and decides; one half in each worker, which has the tensors and moves bytes.
 vLLM or torch, and both work with every `kvferry.cache.interface.Cache`.
 
 - The scheduler half asks a `Finder` how much of a prompt *every* rank could load.
-- The worker half brings chunks from a cache and has a `Copier` put them into blocks, and back.
+- The worker half brings chunks from a cache and has a `BlockCopier` put them into blocks, and back.
 - What one tells the other is `Work`: plain numbers and bytes, which survive any pickling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvferry.chunks.prompt import Prompt
-from kvferry.client.buffers import BufferLike
 
-__all__ = ["Copier", "Finder", "LoadJob", "SaveJob", "Work"]
+__all__ = ["Finder", "LoadJob", "SaveJob", "Work"]
 
 
 class Finder(Protocol):
@@ -49,47 +47,6 @@ class Finder(Protocol):
         """
 
     def close(self) -> object: ...
-
-
-class Copier(Protocol):
-    """Moves blocks between an engine's tensors and chunks; see `BlockCopier` (`blocks.copier`).
-
-    A chunk is as many blocks as there are block ids for each page. In `scatter` an id below 0 says
-    that this block of the chunk is not wanted.
-    """
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        """The layers, in the order of a chunk."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block, all layers."""
-
-    def fence(self) -> Any:
-        """A mark behind what the device was told to do so far; None: all of it is done."""
-
-    def gather(
-        self, block_ids: Sequence[int], pages: Sequence[BufferLike], *, after: Any = None
-    ) -> None: ...
-
-    def scatter(
-        self, pages: Sequence[BufferLike], block_ids: Sequence[int], *, after: Any = None
-    ) -> None: ...
-
-    def gather_layer(
-        self,
-        layer_index: int,
-        block_ids: Sequence[int],
-        pages: Sequence[BufferLike],
-        *,
-        after: Any = None,
-    ) -> None: ...
-
-    def pin(self, memories: Sequence[BufferLike]) -> None:
-        """Pages will be parts of these, which stay mapped until `close`."""
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -96,18 +96,6 @@ class _Patience:
             self.left_s -= time.monotonic() - began
 
 
-class _Call:
-    """A call of the finder, and when it began."""
-
-    def __init__(self, finder: Finder, prompt: Prompt) -> None:
-        self._finder, self._prompt = finder, prompt
-        self.began: float | None = None
-
-    def __call__(self) -> int:
-        self.began = time.monotonic()
-        return self._finder.find(self._prompt)
-
-
 class Question:
     """How much of a prompt can be loaded?
 
@@ -116,18 +104,27 @@ class Question:
     """
 
     def __init__(
-        self,
-        answer: Future[int] | int | None,
-        patience: _Patience,
-        limit_s: float = 0.0,
-        call: _Call | None = None,
+        self, finder: Finder, prompt: Prompt, patience: _Patience, limit_s: float, threads: Workers
     ) -> None:
-        self._future = answer if isinstance(answer, Future) else None
+        self._finder, self._prompt = finder, prompt
+        self._patience, self._limit_s = patience, limit_s
         self._asked_at = time.monotonic()
-        self._call, self._limit_s = call, limit_s
-        self._patience = patience
-        self._result: int | None = answer if isinstance(answer, int) else None
+        self._began: float | None = None  # in a thread, which had to be waited for
+        self._future: Future[int] | None = None
+        self._result: int | None = None
+        try:
+            self._result = finder.now(prompt)
+            if self._result is None:
+                self._future = threads.submit(self._find)
+        except RuntimeError:  # closed
+            pass
+        except Exception as error:  # ours: the engine goes on without the cache
+            noticed("ask", error)
         self.answered = self._result is not None
+
+    def _find(self) -> int:
+        self._began = time.monotonic()
+        return self._finder.find(self._prompt)
 
     @property
     def age_s(self) -> float:
@@ -142,8 +139,7 @@ class Question:
             self._result = self._patience.wait(self._future)
             self.answered = True
         except LateError:
-            began = self._call.began if self._call is not None else self._asked_at
-            if began is None or time.monotonic() < began + self._limit_s:
+            if self._began is None or time.monotonic() < self._began + self._limit_s:
                 return None
             self.forget()
             self._result = 0
@@ -173,18 +169,7 @@ class Questions:
 
     def ask(self, prompt: Prompt) -> Question:
         """Ask; the answer comes some time, or is there at once."""
-        try:
-            found = self._finder.now(prompt)
-            if found is not None:
-                return Question(found, self._patience)
-            call = _Call(self._finder, prompt)
-            future = self._threads.submit(call)
-        except RuntimeError:  # closed
-            return Question(None, self._patience)
-        except Exception as error:  # ours: the engine goes on without the cache
-            noticed("ask", error)
-            return Question(None, self._patience)
-        return Question(future, self._patience, self._limit_s, call)
+        return Question(self._finder, prompt, self._patience, self._limit_s, self._threads)
 
     def next_step(self) -> None:
         """A step has ended: the next one may wait for a moment again."""

@@ -26,7 +26,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvferry import _native
@@ -34,7 +34,7 @@ from kvferry.base.errors import UsageError
 from kvferry.chunks.generation import FIRST, salted
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.integrations.vllm.lora_adapters import Adapters, LoadedAdapter
-from kvferry.integrations.weights import fingerprint, is_known
+from kvferry.integrations.weights import is_known
 
 __all__ = ["RequestHashes", "fit", "holds", "request_hashes", "request_salt"]
 
@@ -110,7 +110,6 @@ def request_hashes(
     request: Any,
     chunk_size: int,
     generation: bytes = FIRST,
-    lora_digest: Callable[[str], str] | None = None,
     adapters: Adapters | None = None,
 ) -> RequestHashes | None:
     """The hashes of a vLLM request; None if it cannot be cached.
@@ -119,8 +118,7 @@ def request_hashes(
         request: A ``vllm.v1.request.Request``, or what looks like one.
         chunk_size: Tokens per chunk.
         generation: Of the hashes; see `kvferry.chunks.generation`.
-        lora_digest: Fingerprint of what a path holds, in the place of `adapters`.
-        adapters: Of the engine; default: those that were asked for here before.
+        adapters: Of the engine; without them nothing with an adapter is cached.
     """
     if getattr(request, "prompt_embeds", None) is not None or not request.prompt_token_ids:
         return None
@@ -128,13 +126,8 @@ def request_hashes(
         return None
     load, digest, lora = None, "", getattr(request, "lora_request", None)
     if lora is not None:
-        path = str(lora.lora_path)
-        if lora_digest is None:
-            load = (adapters or _asked.setdefault(path, _adapters_alone())).of(lora)
-            digest = load.digest if load is not None else ""
-        else:
-            digest = lora_digest(path)
-        if not digest or not is_known(digest):
+        load = adapters.of(lora) if adapters is not None else None
+        if load is None or not is_known(digest := load.digest):
             return None
     inputs: list[Input] = []
     for feature in getattr(request, "mm_features", None) or ():
@@ -143,15 +136,8 @@ def request_hashes(
             return None
         what = f"{getattr(feature, 'modality', '')}\0{identifier}".encode(errors="surrogatepass")
         inputs.append((int(place.offset), int(place.length), what))
-    salt = salted(_salt(request, digest), generation)
+    salt = salted(request_salt(request, digest), generation)
     return RequestHashes(chunk_size, salt, inputs, load)
-
-
-def request_salt(request: Any, lora_digest: Callable[[str], str] | None = None) -> bytes:
-    """The salt of a request's chain; empty for one without ``cache_salt`` and LoRA adapter."""
-    lora = getattr(request, "lora_request", None)
-    digest = "" if lora is None else (lora_digest or fingerprint)(str(lora.lora_path))
-    return _salt(request, digest)
 
 
 def fit(hashes: RequestHashes | None, local_tokens: int) -> RequestHashes | None:
@@ -166,7 +152,13 @@ def holds(hashes: RequestHashes | None) -> bool:
     return hashes is None or hashes.adapter is None or hashes.adapter.holds()
 
 
-def _salt(request: Any, digest: str) -> bytes:
+def request_salt(request: Any, digest: str = "") -> bytes:
+    """The salt of a request's chain; empty for one without ``cache_salt`` and LoRA adapter.
+
+    Args:
+        request: As of `request_hashes`.
+        digest: Of what its adapter holds.
+    """
     fields: list[tuple[str, str]] = []
     salt = getattr(request, "cache_salt", None)
     if salt:
@@ -179,14 +171,6 @@ def _salt(request: Any, digest: str) -> bytes:
         data = value.encode(errors="surrogatepass")
         packed += struct.pack("<I", len(name)) + name.encode() + struct.pack("<I", len(data)) + data
     return packed
-
-
-# Without an engine a path is what tells adapters apart, and numbers are counted for each.
-_asked: dict[str, Adapters] = {}
-
-
-def _adapters_alone() -> Adapters:
-    return Adapters(lambda path: fingerprint(path))
 
 
 def _words(tokens: Sequence[int]) -> bytes:

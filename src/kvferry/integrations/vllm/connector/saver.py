@@ -30,9 +30,9 @@ from kvferry.cache.interface import Cache
 from kvferry.chunks.pool import Page, PagePool
 from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
-from kvferry.integrations.vllm.blocks.copier import BlockAccess
+from kvferry.integrations.vllm.blocks.copier import BlockAccess, BlockCopier
 from kvferry.integrations.vllm.connector.counts import Counts
-from kvferry.integrations.vllm.connector.interfaces import Copier, SaveJob
+from kvferry.integrations.vllm.connector.interfaces import SaveJob
 
 __all__ = ["Saver"]
 
@@ -78,7 +78,7 @@ class Saver:
     def __init__(
         self,
         backend: Cache,
-        copier: Copier,
+        copier: BlockCopier,
         counts: Counts,
         access: BlockAccess,
         *,

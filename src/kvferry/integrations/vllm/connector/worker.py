@@ -31,9 +31,9 @@ from kvferry.base.errors import KVFerryError
 from kvferry.base.threads import Workers, noticed
 from kvferry.cache.interface import Cache
 from kvferry.client.buffers import BufferLike
-from kvferry.integrations.vllm.blocks.copier import BlockAccess
+from kvferry.integrations.vllm.blocks.copier import BlockAccess, BlockCopier
 from kvferry.integrations.vllm.connector.counts import Counts
-from kvferry.integrations.vllm.connector.interfaces import Copier, LoadJob, Work
+from kvferry.integrations.vllm.connector.interfaces import LoadJob, Work
 from kvferry.integrations.vllm.connector.saver import Saver
 from kvferry.integrations.vllm.connector.step_times import HostSteps, Steps
 from kvferry.metrics.deltas import MetricDeltas, add_deltas
@@ -77,7 +77,7 @@ class WorkerHalf:
     def __init__(
         self,
         backend: Cache,
-        copier: Copier,
+        copier: BlockCopier,
         *,
         chunk_blocks: int,
         load_timeout_s: float,
@@ -275,10 +275,6 @@ class WorkerHalf:
         return taken
 
     # --- The end ---
-
-    def stats(self) -> dict[str, Any]:
-        """What this half counted, and under "cache" what the cache did."""
-        return {**self.counts.read(), "cache": self.backend.stats()}
 
     def abandon(self) -> list[LoadJob]:
         """Close; the loads that nobody was told of. Their blocks are gone, whatever came."""
