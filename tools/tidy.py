@@ -66,9 +66,9 @@ WAIVERS: dict[str, str] = {}
 # What Python may weigh in all: folders, what is counted, the ceiling. Who needs more raises one
 # in the commit that needs it, and says there why nothing else could go.
 WEIGHTS: tuple[tuple[tuple[str, ...], str, int], ...] = (
-    (("src/kvferry", "src/kvferry_lab"), "modules", 412),
-    (("src/kvferry",), "lines", 55_600),
-    (("src/kvferry_lab", "benchmarks"), "lines", 23_200),
+    (("src/kvferry", "src/kvferry_lab"), "modules", 400),
+    (("src/kvferry",), "lines", 53_900),
+    (("src/kvferry_lab", "benchmarks"), "lines", 20_500),
 )
 
 SKIPPED = ("build", "dist", "node_modules")  # and what begins with a dot, except .ci

@@ -116,7 +116,7 @@ class Soak:
         session, number = self.peer.session, self.rng.randrange(1 << 40)
         assert self.say(p.Commit, number).chunks == 0
         assert self.say(p.Release, [number]).count == 0
-        assert self.say(p.Reserve, b"odd").code == "usage"
+        assert self.say(p.Reserve, b"odd").code == "message"
         self.peer.session = number
         assert self.say(p.LookupRequest, prompt_of(tokens)).code == "session"
         self.peer.session = session

@@ -28,7 +28,7 @@ def connect(target: Any, **settings: Any) -> RedisClient:
 
 def test_replies_of_every_kind(server: TestServer) -> None:
     for protocol in (2, 3):
-        with connect(server, protocol=protocol) as client:
+        with connect(server, tuning={"protocol": protocol}) as client:
             assert ask(client, b"PING") == "PONG"
             assert ask(client, b"SET", b"k", b"\0\r\nv") == "OK"
             assert ask(client, b"GET", b"k") == b"\0\r\nv"

@@ -84,10 +84,10 @@ def test_one_server(start: Start, kind: str) -> None:
     server = start(kind, users=[user("always", "another database")])
     for protocol in (2, 3):
         for make in CLIENTS:
-            with make(server.host, server.port, protocol=protocol, **USER) as client:
-                use(client)
-            with make(server.host, server.port, protocol=protocol, db=1, **USER) as client:
-                use(client)
+            for place in ({}, {"db": 1}):
+                settings = {"tuning": {"protocol": protocol}, **place, **USER}
+                with make(server.host, server.port, **settings) as client:
+                    use(client)
     check([server], rights("always", "another database"))
     with RedisClient(server.host, server.port, **USER) as client:
         theirs = client.batch_get(["chunks:1", "others:1"], [bytearray(KIB), bytearray(KIB)])
@@ -140,7 +140,8 @@ def test_sentinel(fresh_sentinels: Start) -> None:
     own = {"sentinel_username": "kvferry", "sentinel_password": PASSWORD}
     settings = group.settings | USER | own
     for protocol in (2, 3):
-        with RedisClient(group.host, group.port, **settings, protocol=protocol) as client:
+        tuning = {"protocol": protocol}
+        with RedisClient(group.host, group.port, **settings, tuning=tuning) as client:
             until(lambda: client.batch_exists(["chunks:0"])[0].name in ("OK", "MISS"), 10)
             use(client)
     check(group.data, rights("always", "sentinel"))
