@@ -56,7 +56,8 @@ def _stored(worker: Any, tokens: list[int], path: str) -> dict[str, Any]:
 
 
 def _stats(worker: Any) -> dict[str, Any]:
-    return dict(_half().stats())
+    half = _half()
+    return {**half.counts.read(), "cache": half.backend.stats()}
 
 
 def _settled(worker: Any, saved: int) -> int:
