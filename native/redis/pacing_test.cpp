@@ -227,7 +227,7 @@ TEST(Pacing, TheHeadOfTheNextSetLeavesEarlyAndNothingComesBetween) {
 
 TEST(Pacing, AnotherSetFollowsOneMebibyteAndOnlyItsHeadWhatIsLonger) {
   // One of 512 KiB and more was in flight alone, and the server slept until the next.
-  for (const auto [size, sets] : {std::pair(256 * kKiB, 5u), {512 * kKiB, 3u}, {kMiB, 2u}}) {
+  for (const auto& [size, sets] : {std::pair(256 * kKiB, 5u), {512 * kKiB, 3u}, {kMiB, 2u}}) {
     Paced some(Pacing::Role::kData, 0);
     some.submit(Verb::kSet, 8, size);
     EXPECT_EQ(some.pump_count("SET"), sets) << size;
