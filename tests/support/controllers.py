@@ -24,7 +24,7 @@ class ControllerProcess(Process):
 
     def __init__(self, **settings: Any) -> None:
         given = {"port": 0, "monitor_ports": '{"pull": 0, "reply": 0, "heartbeat": 0}'}
-        settings = tuned(ControllerConfig, **given, **settings)
+        settings = tuned(ControllerConfig, **{**given, **settings})
         environ = {"KVFERRY_CONTROLLER_TUNING": json.dumps(settings.pop("tuning", {}))}
         words = [
             word

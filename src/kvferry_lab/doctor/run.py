@@ -123,7 +123,7 @@ def _seed(config: ClientConfig) -> ClientConfig:
     """The first of the addresses that answers."""
 
     def greet(host: str, port: int) -> ClientConfig:
-        node = config.for_node(host, port)
+        node = config if config.unix_path else config.for_node(host, port)
         CommandConnection(node).close()
         return node
 
