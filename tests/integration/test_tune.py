@@ -155,10 +155,10 @@ def test_keys_are_ours_expire_and_are_few(valkey: TestServer) -> None:
 
 def test_many_settings_do_not_pile_up_connections(valkey: TestServer) -> None:
     with TuneMeter(ClientConfig.from_url(valkey.url), MIB) as meter:
-        for connections in range(2, 7):  # 90 connections, if none were closed
+        for connections in range(2, 7):  # 110 connections, if none were closed
             for workers in range(1, connections + 1):
                 meter.turn(TunePoint(connections, workers, MIB // 2))
-        assert int(valkey.info("clients")["connected_clients"]) < 80
+        assert int(valkey.info("clients")["connected_clients"]) < 100
     with pytest.raises(UsageError, match="lower --mib"):
         Tune(config=ClientConfig(), size_bytes=1 << 50).run(print)
 
