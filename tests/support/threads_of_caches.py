@@ -255,7 +255,7 @@ def a_load_in_the_background_fails(fault: Fault) -> None:
 # --- Connectors ---
 
 
-def answered(left_s: float) -> BatchResult:
+def answered(job: CallJob, left_s: float) -> BatchResult:
     return BatchResult(bytes([Status.OK]), [1], 0.0)
 
 

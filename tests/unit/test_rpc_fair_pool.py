@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -88,3 +90,21 @@ def test_what_nobody_waits_for_is_left_out(pool: FairPool, hung: Hung) -> None:
 def test_a_queue_has_a_limit(pool: FairPool, hung: Hung) -> None:
     taken = sum(pool.put(hung.job("one")) for _ in range(200))
     assert taken == 108  # eight have begun
+
+
+def test_what_a_job_holds_goes_when_it_has_ended_without_the_collector(pool: FairPool) -> None:
+    """Also where the work names its job, as that of a dispatcher does."""
+    held = Hung()
+    gone, job = weakref.ref(held), FairJob("one", lambda: None)
+
+    def work(held: Hung = held, job: FairJob = job) -> None:
+        held.began.append(("one", 0))
+
+    job.work = work
+    gc.disable()
+    try:
+        assert pool.put(job)
+        del held, job, work
+        until(lambda: gone() is None, 10)
+    finally:
+        gc.enable()

@@ -29,12 +29,20 @@ _NO_ROOM_WORDS = tuple(map(os.strerror, _NO_ROOM))
 class CallJob:
     """A call that a thread will make; also its ticket.
 
+    Args:
+        call: Given the job and the seconds that are left. It has to hold no job itself: a job that
+            is part of a circle keeps the caller's buffers until the collector comes.
+        count: Of the keys.
+        limit_s: Of the call, from now.
+
     Attributes:
         arrived: Set by the call while it runs: how many leading keys have final buffers.
         cancelled: Nobody waits for the result any more.
     """
 
-    def __init__(self, call: Callable[[float], BatchResult], count: int, limit_s: float) -> None:
+    def __init__(
+        self, call: Callable[[CallJob, float], BatchResult], count: int, limit_s: float
+    ) -> None:
         self.id = 0
         self.announced = False
         self._call = call
@@ -54,7 +62,7 @@ class CallJob:
             self.end(Status.TIMEOUT, f"it waited for a thread for {self._limit_s:g} s")
         else:
             try:
-                self._result = self._call(left_s)
+                self._result = self._call(self, left_s)
             except BaseException as error:  # not even a SystemExit of a driver leaves it open
                 self.end(status_of(error), error_text(error))
         self._done.set()

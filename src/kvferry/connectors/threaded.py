@@ -135,7 +135,7 @@ class ThreadedConnector(Connector):
         # Refused here, not in a thread where nobody would see it.
         checked = self._checked(operation)
         job = CallJob(
-            lambda left_s: self.answer(replace(checked, left_s=left_s)),
+            lambda _, left_s: self.answer(replace(checked, left_s=left_s)),
             len(checked.names),
             checked.left_s,
         )

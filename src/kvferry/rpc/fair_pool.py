@@ -102,6 +102,7 @@ class FairPool:
             if len(self._threads) < self._threads_max:
                 self._start_thread()
             self._begun.put(job.work)
+            del job.work  # it may hold the job: a circle would keep both until the collector comes
 
     def _start_thread(self) -> None:
         thread = Guarded(self._run, "work")

@@ -131,7 +131,7 @@ class OneSidedConnector(PeerConnector):
             return None
         count = len(operation.keys)
         job = CallJob(
-            lambda left_s: self._carry_out(job, operation, left_s),
+            lambda job, left_s: self._carry_out(job, operation, left_s),
             count,
             operation.timeout_s or self._limit_s(count),
         )
