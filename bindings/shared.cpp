@@ -33,12 +33,11 @@ using mem::SharedSegment;
 // --- The owner
 // ------------------------------------------------------------------------------------
 
-using Factory = Result<std::unique_ptr<SharedSegment>> (*)(std::string, std::size_t, int);
+using Factory = Result<std::unique_ptr<SharedSegment>> (*)(std::string, std::size_t);
 
 std::unique_ptr<SegmentOwner> make_segment(Factory factory, std::string path,
-                                           std::size_t size_bytes, int numa, bool keep) {
-  std::shared_ptr<SharedSegment> segment =
-      value_or_raise(factory(std::move(path), size_bytes, numa));
+                                           std::size_t size_bytes, bool keep) {
+  std::shared_ptr<SharedSegment> segment = value_or_raise(factory(std::move(path), size_bytes));
   segment->keep(keep);
   return std::make_unique<SegmentOwner>(SegmentOwner{std::move(segment)});
 }
@@ -165,21 +164,19 @@ void bind_shared(nb::module_& m) {
       "unless it is kept.")
       .def_static(
           "create",
-          [](std::string path, std::size_t size_bytes, int numa, bool keep) {
-            return make_segment(&SharedSegment::create, std::move(path), size_bytes, numa, keep);
+          [](std::string path, std::size_t size_bytes, bool keep) {
+            return make_segment(&SharedSegment::create, std::move(path), size_bytes, keep);
           },
-          "path"_a, "size_bytes"_a, nb::kw_only(), "numa"_a = SharedSegment::kAnyNode,
-          "keep"_a = false,
+          "path"_a, "size_bytes"_a, nb::kw_only(), "keep"_a = false,
           "A new file of mode 0600, rounded up to whole blocks, without memory. UsageError: a size "
-          "or a NUMA node that cannot be. SystemResourceError: the file exists, or the system "
+          "that cannot be. SystemResourceError: the file exists, or the system "
           "refuses.")
       .def_static(
           "open",
-          [](std::string path, std::size_t size_bytes, int numa, bool keep) {
-            return make_segment(&SharedSegment::open, std::move(path), size_bytes, numa, keep);
+          [](std::string path, std::size_t size_bytes, bool keep) {
+            return make_segment(&SharedSegment::open, std::move(path), size_bytes, keep);
           },
-          "path"_a, "size_bytes"_a, nb::kw_only(), "numa"_a = SharedSegment::kAnyNode,
-          "keep"_a = false,
+          "path"_a, "size_bytes"_a, nb::kw_only(), "keep"_a = false,
           "What a former owner left. UsageError: a file that is not ours, not private, or of "
           "another length. CapacityError: it has an owner. SystemResourceError: no such file.")
       .def(

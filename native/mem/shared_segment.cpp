@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 
 #include <algorithm>
@@ -20,7 +18,6 @@ constexpr std::size_t kCommitPieceBytes = 32 * kMiB;
 // The kernel keeps other threads from mapping and unmapping meanwhile.
 constexpr std::size_t kPopulatePieceBytes = 16 * kMiB;
 constexpr int kInterruptedMax = 1000;  // signals during one piece; more are a failure
-constexpr int kNodesMax = 1024;
 constexpr std::uint64_t kLockMax = INT64_MAX - 1;
 constexpr const char* kLockTooLarge = "a lock's number is below 2^63 - 1";
 
@@ -98,23 +95,6 @@ Result<Kind> kind_of(int file, const std::string& path) {
               huge ? HugePages::kTransparent : HugePages::kNone};
 }
 
-// The policy stays with the file, for whoever touches it first.
-Outcome bind_to_node(MutableBytes bytes, int node) {
-  unsigned long nodes[kNodesMax / (8 * sizeof(unsigned long))] = {};
-  constexpr int kBits = 8 * sizeof(unsigned long);
-  const Error absent{Errc::kInvalidArgument,
-                     "there is no NUMA node " + std::to_string(node) + " with memory"};
-  if (node < 0 || node >= kNodesMax) return absent;
-  nodes[node / kBits] = 1ul << (node % kBits);
-  // The kernel takes one bit less than it is told.
-  if (::syscall(SYS_mbind, bytes.data(), bytes.size(), MPOL_BIND, nodes, kNodesMax + 1ul, 0u) ==
-      0) {
-    return Done{};
-  }
-  if (errno == EINVAL) return absent;
-  return system_error("cannot bind the shared segment to NUMA node " + std::to_string(node), errno);
-}
-
 Error no_memory(const std::string& path, std::size_t size_bytes, bool hugetlb, int sys_errno) {
   const char* advice =
       hugetlb ? "too few huge pages are reserved; raise vm.nr_hugepages"
@@ -129,8 +109,7 @@ Error no_memory(const std::string& path, std::size_t size_bytes, bool hugetlb, i
 }  // namespace
 
 Result<std::unique_ptr<SharedSegment>> SharedSegment::create(std::string path,
-                                                             std::size_t size_bytes,
-                                                             int numa_node) {
+                                                             std::size_t size_bytes) {
   if (size_bytes == 0 || size_bytes > SIZE_MAX / 4) {
     return Error{Errc::kInvalidArgument,
                  "a shared segment has 1 byte to half of what can be named"};
@@ -145,17 +124,17 @@ Result<std::unique_ptr<SharedSegment>> SharedSegment::create(std::string path,
     if (::ftruncate(file.get(), static_cast<off_t>(whole)) != 0) {
       return failed("size", path, errno);
     }
-    return take(std::move(file), path, whole, kOwnerLock, numa_node, Role::kOwner);
+    return take(std::move(file), path, whole, kOwnerLock, Role::kOwner);
   }();
   if (!made) ::unlink(path.c_str());
   return made;
 }
 
-Result<std::unique_ptr<SharedSegment>> SharedSegment::open(std::string path, std::size_t size_bytes,
-                                                           int numa_node) {
+Result<std::unique_ptr<SharedSegment>> SharedSegment::open(std::string path,
+                                                           std::size_t size_bytes) {
   UniqueFd file = open_file(path, 0);
   if (!file) return failed("open", path, errno);
-  return take(std::move(file), std::move(path), size_bytes, kOwnerLock, numa_node, Role::kOwner);
+  return take(std::move(file), std::move(path), size_bytes, kOwnerLock, Role::kOwner);
 }
 
 Result<std::unique_ptr<SharedSegment>> SharedSegment::attach(std::string path,
@@ -163,13 +142,12 @@ Result<std::unique_ptr<SharedSegment>> SharedSegment::attach(std::string path,
                                                              std::uint64_t lock) {
   UniqueFd file = open_file(path, 0);
   if (!file) return failed("open", path, errno);
-  return take(std::move(file), std::move(path), size_bytes, lock, kAnyNode, Role::kClient);
+  return take(std::move(file), std::move(path), size_bytes, lock, Role::kClient);
 }
 
 Result<std::unique_ptr<SharedSegment>> SharedSegment::take(UniqueFd file, std::string path,
                                                            std::size_t size_bytes,
-                                                           std::uint64_t lock, int numa_node,
-                                                           Role role) {
+                                                           std::uint64_t lock, Role role) {
   if (auto right = check(file.get(), path, size_bytes); !right) return right.error();
   if (auto taken = take_lock(file.get(), path, lock); !taken) return taken.error();
   // Whoever removes files without an owner holds that lock meanwhile; it may just have done so.
@@ -178,9 +156,6 @@ Result<std::unique_ptr<SharedSegment>> SharedSegment::take(UniqueFd file, std::s
   if (!kind) return kind.error();
   auto arena = Arena::share(file.get(), size_bytes, kind->huge_pages);
   if (!arena) return arena.error();
-  if (numa_node != kAnyNode) {
-    if (auto bound = bind_to_node(arena->bytes(), numa_node); !bound) return bound.error();
-  }
   return std::unique_ptr<SharedSegment>(new SharedSegment(
       std::move(file), std::move(path), std::move(*arena), kind->block_size_bytes, role));
 }

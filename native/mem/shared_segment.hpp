@@ -32,19 +32,16 @@ namespace kvferry::mem {
 class SharedSegment {
  public:
   static constexpr std::uint64_t kOwnerLock = std::uint64_t{1} << 60;  // far behind any end
-  static constexpr int kAnyNode = -1;
 
   // A new file of mode 0600 at `path`, as long as asked for, rounded up to whole blocks, and
-  // without memory. With a node, its memory comes from there only.
-  // Fails with: kInvalidArgument for a size that cannot be, or a node that is not there; kSystem
-  // when the file exists or the system refuses.
-  static Result<std::unique_ptr<SharedSegment>> create(std::string path, std::size_t size_bytes,
-                                                       int numa_node = kAnyNode);
+  // without memory.
+  // Fails with: kInvalidArgument for a size that cannot be; kSystem when the file exists or the
+  // system refuses.
+  static Result<std::unique_ptr<SharedSegment>> create(std::string path, std::size_t size_bytes);
   // The file of a former owner, with its content and memory.
   // Fails with: kInvalidArgument for a file that is not ours, not private, or not `size_bytes`
   // long; kCapacity when it has an owner; kSystem.
-  static Result<std::unique_ptr<SharedSegment>> open(std::string path, std::size_t size_bytes,
-                                                     int numa_node = kAnyNode);
+  static Result<std::unique_ptr<SharedSegment>> open(std::string path, std::size_t size_bytes);
   // For clients: takes the lock on byte `lock`, then maps. Never removes the file.
   // Fails with: as open(); kCapacity when somebody else has that lock.
   static Result<std::unique_ptr<SharedSegment>> attach(std::string path, std::size_t size_bytes,
@@ -102,7 +99,7 @@ class SharedSegment {
                 Role role) noexcept;
   static Result<std::unique_ptr<SharedSegment>> take(UniqueFd file, std::string path,
                                                      std::size_t size_bytes, std::uint64_t lock,
-                                                     int numa_node, Role role);
+                                                     Role role);
   [[nodiscard]] bool contains(std::size_t offset, std::size_t size_bytes) const noexcept;
 
   UniqueFd file_;

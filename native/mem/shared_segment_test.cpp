@@ -98,27 +98,16 @@ TEST(SharedSegment, MoreThanTheFileSystemHasIsRefusedBeforeAnyIsTaken) {
   EXPECT_EQ(path.backed_bytes(), 0u);
 }
 
-TEST(SharedSegment, RefusesSizesNodesAndPathsThatCannotBe) {
+TEST(SharedSegment, RefusesSizesAndPathsThatCannotBe) {
   const TestPath path;
   EXPECT_EQ(code_of(SharedSegment::create(path.text, 0)), Errc::kInvalidArgument);
   EXPECT_EQ(code_of(SharedSegment::create(path.text, SIZE_MAX)), Errc::kInvalidArgument);
   EXPECT_EQ(code_of(SharedSegment::create(path.text + "/none/x", 4096)), Errc::kSystem);
-  for (const int node : {-2, 1000, 1024, 5000}) {
-    EXPECT_EQ(code_of(SharedSegment::create(path.text, 4096, node)), Errc::kInvalidArgument);
-    EXPECT_FALSE(path.exists()) << "nothing is left behind";
-  }
+  EXPECT_FALSE(path.exists()) << "nothing is left behind";
   auto first = SharedSegment::create(path.text, 4096);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(code_of(SharedSegment::create(path.text, 4096)), Errc::kSystem);
   EXPECT_TRUE(path.exists()) << "somebody else's file stays";
-}
-
-TEST(SharedSegment, MemoryOfANodeThatIsThere) {
-  const TestPath path;
-  auto segment = SharedSegment::create(path.text, 4096, 0);
-  if (!segment && segment.error().code == Errc::kSystem) GTEST_SKIP() << segment.error().context;
-  ASSERT_TRUE(segment.has_value()) << segment.error().context;
-  EXPECT_TRUE((*segment)->commit(0, 4096).has_value());
 }
 
 TEST(SharedSegment, OwnerAndClientsSeeOneMemory) {

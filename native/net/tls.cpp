@@ -28,12 +28,12 @@ struct FileMark {
 
   bool operator==(const FileMark&) const = default;
 };
-using FileMarks = std::array<FileMark, 4>;
+using FileMarks = std::array<FileMark, 3>;
 
 FileMarks marks_of(const TlsConfig& config) {
   FileMarks marks;
   std::size_t index = 0;
-  for (const auto* path : {&config.ca_file, &config.ca_dir, &config.cert_file, &config.key_file}) {
+  for (const auto* path : {&config.ca_file, &config.cert_file, &config.key_file}) {
     FileMark& mark = marks[index++];
     struct stat found{};
     if (path->empty() || ::stat(path->c_str(), &found) != 0) continue;

@@ -40,11 +40,9 @@ enum class TlsRole : std::uint8_t {
 
 struct TlsConfig {
   bool enabled = false;
-  std::string ca_file{};    // PEM. Neither file nor directory: what the system trusts
-  std::string ca_dir{};     // of hashed names (openssl rehash)
-  std::string cert_file{};  // our chain, PEM, own certificate first
-  std::string key_file{};
-  std::string key_password{};       // secret: never in a message
+  std::string ca_file{};            // PEM; none: what the system trusts
+  std::string cert_file{};          // our chain, PEM, own certificate first
+  std::string key_file{};           // without a password
   std::string server_name{};        // asked for and verified instead of the host that is dialled
   std::string min_version = "1.2";  // or "1.3"
   std::string ciphers{};  // OpenSSL names with ':' between; those of TLS 1.3 begin with TLS_

@@ -58,12 +58,6 @@ TEST_F(TlsFiles, FilesThatAreOfNoUseAreNamedWithTheReason) {
   EXPECT_TRUE(says(error, config.ca_file)) << error.context;
 
   config = certificates_.config();
-  config.ca_dir = base_ + "-none";
-  error = refusal(config);
-  EXPECT_EQ(error.code, Errc::kCertificate);
-  EXPECT_TRUE(says(error, config.ca_dir)) << error.context;
-
-  config = certificates_.config();
   config.cert_file = base_ + "-client.crt";
   config.key_file = base_ + "-ca.key";
   error = refusal(config);
@@ -85,40 +79,14 @@ TEST_F(TlsFiles, SettingsThatCannotBeMeantAreTheCallersMistake) {
   EXPECT_EQ(refusal(config).code, Errc::kInvalidArgument);
 }
 
-TEST_F(TlsFiles, APasswordOpensTheKeyAndIsInNoMessage) {
+TEST_F(TlsFiles, AKeyWithAPasswordIsRefusedAndNobodyIsAskedForIt) {
   certificates_.client.write(base_ + "-other", "open sesame");
   TlsConfig config = certificates_.config();
   config.cert_file = base_ + "-other.crt";
   config.key_file = base_ + "-other.key";
-  config.key_password = "open sesame";
-  EXPECT_TRUE(TlsContext::open(config));
-  for (const char* password : {"", "open barley"}) {
-    config.key_password = password;
-    const Error error = refusal(config);
-    EXPECT_EQ(error.code, Errc::kCertificate);
-    EXPECT_TRUE(says(error, config.key_file)) << error.context;
-    EXPECT_FALSE(says(error, "barley")) << error.context;
-  }
-}
-
-TEST_F(TlsFiles, ADirectoryOfCasIsSearched) {
-  const std::string directory = base_ + "-dir";
-  std::filesystem::create_directory(directory);
-  const unsigned long hash = X509_subject_name_hash(certificates_.authority.certificate.get());
-  char name[16];
-  std::snprintf(name, sizeof name, "/%08lx.0", hash);
-  std::filesystem::copy(base_ + "-ca.crt", directory + name);
-  {
-    const Peer peer(certificates_.server, [](const Talk& talk) { talk.wait_for_end(); });
-    TlsConfig config;
-    config.ca_dir = directory;
-    auto context = TlsContext::open(config);
-    ASSERT_TRUE(context);
-    Client client((*context)->open_stream(peer.address(), "localhost"));
-    const IoResult io = client.connect();
-    EXPECT_EQ(io.state, IoState::kOk) << client.why(io);
-  }
-  std::filesystem::remove_all(directory);
+  const Error error = refusal(config);
+  EXPECT_EQ(error.code, Errc::kCertificate);
+  EXPECT_TRUE(says(error, config.key_file)) << error.context;
 }
 
 TEST_F(TlsFiles, ChangedFilesAreUsedForTheNextDialAndBrokenOnesAreReportedOnce) {

@@ -1,10 +1,7 @@
 #include "net/tls_setup.hpp"
 
 #include <openssl/err.h>
-#include <sys/stat.h>
 
-#include <cerrno>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -22,13 +19,8 @@ Error cannot(const std::string& action) {
   return Error{Errc::kCertificate, "cannot " + action + ": " + take_tls_error()};
 }
 
-// Never OpenSSL's own, which asks at the terminal.
-int give_password(char* out, int size, int, void* password) {
-  const auto& text = *static_cast<const std::string*>(password);
-  if (text.empty() || text.size() > static_cast<std::size_t>(size)) return 0;
-  std::memcpy(out, text.data(), text.size());
-  return static_cast<int>(text.size());
-}
+// Keys have no password. OpenSSL's own would ask at the terminal.
+int give_no_password(char*, int, int, void*) { return 0; }
 
 Outcome set_rules(SSL_CTX* context, const TlsConfig& config) {
   if (config.min_version != "1.2" && config.min_version != "1.3") {
@@ -63,18 +55,7 @@ Outcome trust(SSL_CTX* context, const TlsConfig& config) {
   if (!config.ca_file.empty() && SSL_CTX_load_verify_file(context, config.ca_file.c_str()) != 1) {
     return cannot("use the CA file " + config.ca_file);
   }
-  if (!config.ca_dir.empty()) {  // OpenSSL looks into it when it needs a certificate, not now
-    struct stat found{};
-    if (::stat(config.ca_dir.c_str(), &found) != 0) {
-      return system_error("cannot use the CA directory " + config.ca_dir, errno,
-                          Errc::kCertificate);
-    }
-    if (SSL_CTX_load_verify_dir(context, config.ca_dir.c_str()) != 1) {
-      return cannot("use the CA directory " + config.ca_dir);
-    }
-  }
-  const bool system = config.ca_file.empty() && config.ca_dir.empty();
-  if (system && SSL_CTX_set_default_verify_paths(context) != 1) {
+  if (config.ca_file.empty() && SSL_CTX_set_default_verify_paths(context) != 1) {
     return cannot("use the certificates that the system trusts");
   }
   return Done{};
@@ -88,11 +69,8 @@ Outcome identify(SSL_CTX* context, const TlsConfig& config) {
   if (SSL_CTX_use_certificate_chain_file(context, cert.c_str()) != 1) {
     return cannot("use the certificate file " + cert);
   }
-  SSL_CTX_set_default_passwd_cb(context, give_password);
-  SSL_CTX_set_default_passwd_cb_userdata(context, const_cast<std::string*>(&config.key_password));
+  SSL_CTX_set_default_passwd_cb(context, give_no_password);
   const bool loaded = SSL_CTX_use_PrivateKey_file(context, key.c_str(), SSL_FILETYPE_PEM) == 1;
-  SSL_CTX_set_default_passwd_cb_userdata(context, nullptr);  // the password may be gone by then
-  SSL_CTX_set_default_passwd_cb(context, nullptr);
   if (!loaded) return cannot("use the key file " + key);
   if (SSL_CTX_check_private_key(context) != 1) {
     return cannot("use the key file " + key + " with " + cert);
@@ -114,7 +92,7 @@ Outcome be_server(SSL_CTX* context, const TlsConfig& config) {
   if (config.cert_file.empty()) {
     return Error{Errc::kInvalidArgument, "a TLS server needs a certificate and its key"};
   }
-  const bool asks = !config.ca_file.empty() || !config.ca_dir.empty();
+  const bool asks = !config.ca_file.empty();
   SSL_CTX_set_verify(
       context, asks ? SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT : SSL_VERIFY_NONE, nullptr);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);

@@ -153,13 +153,13 @@ class SharedSegment:
     """
 
     @staticmethod
-    def create(path: str, size_bytes: int, *, numa: int = -1, keep: bool = False) -> SharedSegment:
+    def create(path: str, size_bytes: int, *, keep: bool = False) -> SharedSegment:
         """
-        A new file of mode 0600, rounded up to whole blocks, without memory. UsageError: a size or a NUMA node that cannot be. SystemResourceError: the file exists, or the system refuses.
+        A new file of mode 0600, rounded up to whole blocks, without memory. UsageError: a size that cannot be. SystemResourceError: the file exists, or the system refuses.
         """
 
     @staticmethod
-    def open(path: str, size_bytes: int, *, numa: int = -1, keep: bool = False) -> SharedSegment:
+    def open(path: str, size_bytes: int, *, keep: bool = False) -> SharedSegment:
         """
         What a former owner left. UsageError: a file that is not ours, not private, or of another length. CapacityError: it has an owner. SystemResourceError: no such file.
         """

@@ -248,8 +248,6 @@ def test_the_file_goes_with_its_owner_unless_it_is_kept(path: str) -> None:
         SharedSegment.open(path, PAGE * COUNT)
     with pytest.raises(UsageError):
         SharedSegment.create(path, 0)
-    with pytest.raises(UsageError):
-        SharedSegment.create(path, PAGE, numa=1000)
     assert not os.path.exists(path)
 
 
